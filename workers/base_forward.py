@@ -73,6 +73,7 @@ class BaseForward:
         self._held: OrderedDict[Path, LoraWeights] = OrderedDict()
         self._waiting: ForwardQueue[Prompt, PromptScored] = ForwardQueue()
         self._scoring: asyncio.Task[None] | None = None
+        self._device_failure: DeviceFailed | None = None
 
     async def score(
         self,
@@ -97,6 +98,11 @@ class BaseForward:
         """See ``TrainerForward.held``. The base is in memory anyway."""
         return nullcontext()
 
+    def check(self) -> None:
+        """See ``TrainerForward.check``."""
+        if self._device_failure is not None:
+            raise self._device_failure
+
     async def close(self) -> None:
         """See ``TrainerForward.close``. Waits for the forward in hand."""
         self._waiting.fail(EngineFailure("the sampler was closed before the prompt was scored"))
@@ -110,7 +116,10 @@ class BaseForward:
             outcomes: Sequence[PromptScored | WeftError]
             try:
                 outcomes = await self._on_thread(partial(self.score_together, [asked.question for asked in taken]))
-            except (Exception, DeviceFailed) as error:  # noqa: BLE001 - the task's edge: every prompt that waits must get an answer
+            except DeviceFailed as failure:
+                self._device_failure = failure
+                outcomes = [as_weft_error(failure, "scoring")] * len(taken)
+            except Exception as error:  # noqa: BLE001 - the task's edge: every prompt that waits must get an answer
                 outcomes = [as_weft_error(error, "scoring")] * len(taken)
             for asked, outcome in zip(taken, outcomes, strict=True):
                 asked.end(outcome)

@@ -14,6 +14,7 @@ from telemetry.readiness import NotReady
 from workers.base_forward import BaseForward
 from workers.housekeeping.housekeeping import Housekeeping
 from workers.housekeeping.presence import PresenceNotes
+from workers.jobs.job_process import JobProcess
 from workers.jobs.runner import JobRunner
 from workers.leases.processes import declare_all_dead
 from workers.sampling.replica_sources import vllm_sources
@@ -54,7 +55,7 @@ class EmbeddedRunner:
         self._presence = PresenceNotes(runtime)
         self._housekeeping = Housekeeping(runtime, self._may_declare_dead)
         self._loaded: dict[str, BaseModel] = {}
-        self._jobs = JobRunner(runtime, self._loaded)
+        self._jobs = JobRunner(runtime, self._loaded, JobProcess())
 
     async def start(self) -> None:
         """Load every base model and start its workers, which go on with operations of earlier runs. Raises ``WeftError``."""

@@ -1,53 +1,45 @@
-"""Process of a trainer's forward: ``python -m workers.forward_server`` answers requests on standard input, one at a time.
-
-It ends when standard input does, so it does not outlive the process that started it.
-"""
+"""Process of a trainer's forward: ``python -m workers.forward_server`` answers requests, one at a time."""
 
 import logging
-import os
-import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import NoReturn
 
-from contracts.errors import EngineFailure, InvalidRequest, WeftError
+from contracts.errors import EngineFailure, WeftError
 from engine.model.base import BaseModel
 from engine.sampling.forward_messages import (
-    LENGTH_BYTES,
     Answer,
     Load,
     Refused,
-    Request,
     Score,
     Scored,
     WriteAdapters,
     Written,
-    frame,
+    message_bytes,
     read_request,
 )
 from workers.base_forward import BaseForward, Prompt
+from workers.child_process import Requests
 
 log = logging.getLogger(__name__)
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Answer until standard input ends."""
-    # Whatever a library prints must not come between the answers.
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    requests = Requests()
     forward: BaseForward | WeftError = EngineFailure("the base model is not loaded")
-    while (request := _next(sys.stdin.buffer)) is not None:
+    while True:
+        request = read_request(requests.next())
         if isinstance(request, Load):
             forward = _loaded(request)
             continue
         try:
             answer = _answer(forward, request)
         except WeftError as error:
-            answer = Refused(error.message, isinstance(error, InvalidRequest))
+            answer = Refused.of(error)
         except (RuntimeError, MemoryError, OSError):
             log.exception("a forward failed")
             answer = Refused("weft could not compute the scores, possibly for lack of memory", is_callers=False)
-        answers.write(frame(answer))
-        answers.flush()
+        requests.answer(message_bytes(answer))
 
 
 def _loaded(request: Load) -> BaseForward | WeftError:
@@ -65,14 +57,6 @@ def _answer(forward: BaseForward | WeftError, request: Score | WriteAdapters) ->
         prompt, scoring = request.asked()
         return Scored.of(forward.score_now(Prompt(request.adapter, prompt, scoring, request.draws)))
     return Written(forward.adapters_now(Path(request.folder), request.rank, with_head=request.with_head))
-
-
-def _next(requests: BinaryIO) -> Request | None:
-    """Return the next request, or None at the end."""
-    length = requests.read(LENGTH_BYTES)
-    if len(length) < LENGTH_BYTES:
-        return None
-    return read_request(requests.read(int.from_bytes(length, "big")))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from sqlalchemy import bindparam, delete, insert, select
 
-from contracts.errors import EngineFailure
+from contracts.errors import EngineFailure, Unavailable, WeftError
 from contracts.ids import CheckpointId, RunId
 from ledger.publication import WITHDRAWAL
 from ledger.wakeups import Wakeups, version_command_topic, version_commands_topic
@@ -30,7 +30,13 @@ _LOOK_SECONDS = 1.0
 _ASKED_AT_ONCE = 1024
 
 _STATES = (
-    select(VersionCommand.id, VersionCommand.done_at, VersionCommand.error_message, WorkerProcess.expires_at)
+    select(
+        VersionCommand.id,
+        VersionCommand.done_at,
+        VersionCommand.error_code,
+        VersionCommand.error_message,
+        WorkerProcess.expires_at,
+    )
     .join(WorkerProcess, WorkerProcess.id == VersionCommand.process_id, isouter=True)
     .where(VersionCommand.id.in_(bindparam("ids", expanding=True)))
 )
@@ -47,13 +53,16 @@ class ClusterPublication:
         self._patience = patience
 
     async def prepare(self, base_model: str, run: RunId, version: CheckpointId) -> None:
-        """See ``Publication``. Where one process cannot load the version, all drop it."""
+        """See ``Publication``. Where one process cannot load the version, all drop it.
+
+        Raises ``Unavailable`` if processes fail only because they cannot read it now.
+        """
         pools = await self._living_pools(base_model)
         commands = await self._send(pools, VersionCommandKind.PREPARE, run, [version])
         failures = [failure for failure in await self._outcomes(commands) if failure is not None]
         if failures:
             await self._outcomes(await self._send(pools, VersionCommandKind.WITHDRAW, run, [version]))
-            raise EngineFailure(failures[0])
+            raise next((failure for failure in failures if not isinstance(failure, Unavailable)), failures[0])
 
     async def withdraw(self, versions: Sequence[CheckpointId]) -> set[CheckpointId]:
         """See ``Publication``. A process that has not done it in time does it later: its samples draw from the version."""
@@ -63,7 +72,7 @@ class ClusterPublication:
         kept: dict[CheckpointId, str] = {}
         for version, failure in zip([version for _ in pools for version in versions], outcomes, strict=True):
             if failure is not None:
-                kept[version] = failure
+                kept[version] = failure.message
         if kept:
             log.warning("%d of %d versions are read still: %s", len(kept), len(versions), next(iter(kept.values())))
         return {version for version in versions if version not in kept}
@@ -107,12 +116,12 @@ class ClusterPublication:
                     self._wakeups.announce_after_commit(transaction, version_commands_topic(pool))
         return [str(row["id"]) for row in rows]
 
-    async def _outcomes(self, commands: Sequence[str], *, patience: timedelta | None = None) -> list[str | None]:
+    async def _outcomes(self, commands: Sequence[str], *, patience: timedelta | None = None) -> list[WeftError | None]:
         """Wait for the commands and delete them; return why each failed, None where it did not or its process has died.
 
         All of them are asked for with one statement, whenever one is reported or a second has passed.
         """
-        outcomes: dict[str, str | None] = {}
+        outcomes: dict[str, WeftError | None] = {}
         waiting = list(commands)
         ends = monotonic() + (patience or self._patience).total_seconds()
         with self._wakeups.listen(*(version_command_topic(command) for command in commands)) as reported:
@@ -121,17 +130,17 @@ class ClusterPublication:
                 waiting = [command for command in waiting if command not in outcomes]
                 if waiting:
                     await wait_for(reported, _LOOK_SECONDS)
-        late = "a sampling process did not load or unload the version in time"
+        late = EngineFailure("a sampling process did not load or unload the version in time")
         for begin in range(0, len(commands), _ASKED_AT_ONCE):
             async with self._database.write() as transaction:
                 some = commands[begin : begin + _ASKED_AT_ONCE]
                 await transaction.execute(delete(VersionCommand).where(VersionCommand.id.in_(some)))
         return [outcomes.get(command, late) for command in commands]
 
-    async def _reported(self, commands: Sequence[str]) -> dict[str, str | None]:
+    async def _reported(self, commands: Sequence[str]) -> dict[str, WeftError | None]:
         """Return the outcomes of those commands that are done, or that nobody will do any more."""
         waiting: set[str] = set()
-        failures: dict[str, str | None] = {}
+        failures: dict[str, WeftError | None] = {}
         async with self._database.read() as session:
             now = await database_now(session, self._clock)
             for begin in range(0, len(commands), _ASKED_AT_ONCE):
@@ -140,7 +149,14 @@ class ClusterPublication:
                     # A dead process that comes back loads the versions that it needs by itself.
                     is_alive = row.expires_at is not None and row.expires_at > now
                     if row.done_at is not None:
-                        failures[row.id] = row.error_message
+                        failures[row.id] = _failure(row.error_code, row.error_message)
                     elif is_alive:
                         waiting.add(row.id)
         return {command: failures.get(command) for command in commands if command not in waiting}
+
+
+def _failure(code: str | None, message: str | None) -> WeftError | None:
+    """Return the error that a command's row tells, None for none."""
+    if message is None:
+        return None
+    return Unavailable(message) if code == Unavailable.code else EngineFailure(message)

@@ -108,15 +108,23 @@ class RedisChannel:
         await asyncio.sleep(OUTAGE_SECONDS)
 
     async def _listen(self) -> None:
-        """Subscribe and receive until the connection fails."""
+        """Subscribe and receive until the connection fails, or carries nothing any more.
+
+        A host that vanishes closes no connection, and reads then only come to nothing for many minutes.
+        """
         try:
             async with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:
                 await pubsub.subscribe(self._name)
+                subscribed, silent = monotonic(), 0
                 self.send(_PROBE)
                 while True:
                     message = await pubsub.get_message(timeout=_SILENCE_SECONDS)
+                    silent = silent + 1 if message is None else 0
                     if message is not None:
                         self._deliver(message["data"])
+                    # Twice: a process that stood still finds its messages with the second read.
+                    elif silent > 1 and monotonic() - max(self._heard, subscribed) > _DEAF_SECONDS:
+                        raise ConnectionError(f"{self._name} carries no messages")
         except (RedisError, OSError) as error:
             log.warning("Redis cannot be reached: %s", error)
         finally:

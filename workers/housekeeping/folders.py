@@ -53,9 +53,10 @@ class FolderRemoval:
         return len(folders)
 
     async def remove(self, folders: Sequence[str]) -> None:
-        """Remove folders that nothing reads."""
-        for begin in range(0, len(folders), _FOLDERS_AT_ONCE):
-            some = folders[begin : begin + _FOLDERS_AT_ONCE]
+        """Remove folders that nothing reads, and what writers that died left half-written of them."""
+        remaining = [*folders, *await asyncio.to_thread(self._runtime.data_folder.half_written, folders)]
+        for begin in range(0, len(remaining), _FOLDERS_AT_ONCE):
+            some = remaining[begin : begin + _FOLDERS_AT_ONCE]
             await asyncio.gather(*(asyncio.to_thread(self._runtime.data_folder.remove, folder) for folder in some))
 
     async def remove_orphans(self, *, settled: bool, after: str = "", most: int = SMALL) -> Batch:

@@ -11,7 +11,7 @@ from ledger.ended_keys import key_ended
 from ledger.gaps import close_gaps
 from ledger.pruning import PRUNE_BATCH, drop_covered_payloads, forget_operations, prune
 from ledger.runtime import Runtime
-from ledger.wakeups import gates_topic
+from ledger.wakeups import gates_topic, recalls_topic
 from store.tables import VersionCommand
 from store.walk import Place
 from telemetry.security import SecurityEvent, SecurityRecord, note
@@ -141,6 +141,8 @@ class HousekeepingSteps:
                     continue
                 error = SessionEnded(f"the session of model {run.id} has ended ({run.reason}); open a new one")
                 await self._runtime.ledger.fail_pending(transaction, run.id, error, unloads=True)
+                if run.trainer is not None:
+                    self._runtime.wakeups.announce_after_commit(transaction, recalls_topic(run.trainer))
         return again(len(runs), SMALL)
 
     async def _close_gaps(self, _place: str | None) -> Batch:

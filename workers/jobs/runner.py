@@ -1,30 +1,26 @@
-"""Runs jobs on weights, one at a time in a process: takes a job, works on a thread, and tells its progress meanwhile.
+"""Runs jobs on weights, one at a time in a process: takes a job, has it worked on beside, and tells its progress meanwhile.
 
-A job whose worker dies, or makes no progress, is free when its lease ends, and begins again. Each attempt writes a folder of
-its own, which only the holder of the lease records. Work that is done is not done again because the database cannot take its
+The work is that of a process of its own (``JobProcess``), which knows no database: it writes files. A job whose worker dies, or
+whose work does or makes no progress, is free when its lease ends, and begins again. Each attempt writes a folder of its own,
+which only the holder of the lease records. Work that is done is not done again because the database cannot take its
 record: the worker keeps the job and tries again, while it goes on with other jobs.
 """
 
 import asyncio
 import logging
-import shutil
-import threading
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from time import monotonic
 from typing import TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import Cancelled, EngineFailure, InvalidRequest, PoisonOperation, Unavailable, WeftError
+from contracts.ids import TenantId
 from contracts.paths import CheckpointPath, Segment, parse_path
 from contracts.weight_jobs import ImportRequest, JobState, MergeRequest
 from engine.model.adapter_import import ImportBounds
-from engine.model.atomic_folder import write_atomically
 from engine.model.base import BaseModel
-from engine.model.merged_model import MergeSource
 from ledger.runtime import Runtime
 from ledger.wakeups import JOBS
 from store.repeat import repeat, wait_for_any
@@ -37,18 +33,13 @@ from tenants.limit_use import STORAGE_USE
 from tenants.limits import Counted, Limits, hold_count, limits_of
 from tenants.project_limits import RANK, smaller, use_in_session
 from tenants.storage import store_checkpoint
-from tenants.taken_jobs import (
-    LEASE,
-    TakenJob,
-    finish_job,
-    free_all,
-    give_back,
-    recorded_path,
-    renew_job,
-    take_job,
-)
-from tenants.weight_jobs import staged_folder
-from workers.jobs.imports import write_import
+from tenants.taken_jobs import LEASE, TakenJob, finish_job, free_all, give_back, recorded_path, renew_job, take_job
+from tenants.weight_jobs import ARCHIVE, staged_folder
+from workers.jobs.attempt import Attempt, AttemptEnds
+from workers.jobs.computing import remove_left
+from workers.jobs.job_process import JobProcess, JobProcessEnded, WorkFailed, WorkPostponed
+from workers.jobs.postponements import Postponements
+from workers.jobs.work import ImportWork, Made, MergeWork, Work
 
 log = logging.getLogger(__name__)
 
@@ -60,46 +51,23 @@ _RETRY_SECONDS = 1.0
 _RENEW_SECONDS = LEASE.total_seconds() / 6
 
 
-class AttemptEnds(Exception):
-    """The work of an attempt ends before it is done."""
-
-
-@dataclass
-class _Attempt:
-    """Link between the thread that works and the loop that renews the lease."""
-
-    job: TakenJob
-    done: int = 0
-    total: int = 0
-    moved: float = field(default_factory=monotonic)
-    """Time of the last progress."""
-    ends: threading.Event = field(default_factory=threading.Event)
-    waits: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the work is done and the database has not taken its record."""
-    stalls: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the work is given up, since it makes no progress. Its thread may be held for ever."""
-
-    def progress(self, done: int, total: int) -> None:
-        """Take note of the progress; called by the thread. Raises ``AttemptEnds`` when the attempt is to end."""
-        self.done, self.total, self.moved = done, total, monotonic()
-        if self.ends.is_set():
-            raise AttemptEnds
-
-
 class JobRunner:
     """Worker of the jobs for ``bases``, in a cluster called by Celery tasks, in ``weft serve`` by ``run``."""
 
-    def __init__(self, runtime: Runtime, bases: Mapping[str, BaseModel]) -> None:
-        """Look at ``bases``, which their trainers load, by name at each look for jobs: none is taken before its base is there."""
+    def __init__(self, runtime: Runtime, bases: Mapping[str, BaseModel], process: JobProcess) -> None:
+        """Look at ``bases``, which their trainers load, by name at each look for jobs: none is taken before its base is there.
+
+        ``process`` does the work, and is closed by ``finished``.
+        """
         self._runtime = runtime
+        self._process = process
         self._bases = bases
         self._defaults = Limits.of(runtime.settings)
         self._lock = asyncio.Lock()
-        self._current: _Attempt | None = None
+        self._postponements = Postponements(runtime.data_folder)
+        self._current: Attempt | None = None
         self._unrecorded: set[asyncio.Task[None]] = set()
         """Attempts whose work is done, and whose record the database has not taken yet."""
-        self._stalled: set[asyncio.Task[None]] = set()
-        """Attempts that are given up; nobody waits for them."""
         self._recording = asyncio.Lock()
         self._stopping = asyncio.Event()
 
@@ -111,15 +79,15 @@ class JobRunner:
         await self.finished()
 
     def stop(self) -> None:
-        """Give the job in hand back, at its next step, and take no more."""
+        """Give the job in hand back, and take no more."""
         self._stopping.set()
         if self._current is not None:
             self._current.ends.set()
 
     async def finished(self) -> None:
-        """Wait until no job is in hand, after ``stop``."""
+        """Wait until no job is in hand and the work's process has ended, after ``stop``."""
         async with self._lock:
-            pass
+            await self._process.close()
         if self._unrecorded:
             await asyncio.wait(self._unrecorded)
 
@@ -134,38 +102,39 @@ class JobRunner:
         return self._lock.locked()
 
     async def run_all(self) -> None:
-        """Run jobs until none is left. Return at once if the process has one in hand. Raises ``Unavailable``."""
+        """Run jobs until none is left but postponed ones. Return at once with a job in hand. Raises ``Unavailable``."""
         if self.is_busy:
             return
         async with self._lock:
+            self._postponements.begin_round()
             while not self._stopping.is_set() and await self._run_next():
                 pass
 
     async def _run_next(self) -> bool:
         async with self._runtime.database.write() as transaction:
-            job = await take_job(transaction, list(self._bases), self._runtime.clock())
+            but = self._postponements.of_round
+            job = await take_job(transaction, list(self._bases), self._runtime.clock(), but=but)
         if job is None:
             return False
-        self._current = attempt = _Attempt(job)
+        self._current = attempt = Attempt(job)
         working = asyncio.create_task(self._hold(attempt), name=f"job {job.id}")
-        events = [asyncio.create_task(event.wait()) for event in (attempt.waits, attempt.stalls)]
+        waiting = asyncio.create_task(attempt.waits.wait())
         is_left = False
         try:
-            await asyncio.wait([working, *events], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
             if is_left := not working.done():
-                (self._stalled if attempt.stalls.is_set() else self._unrecorded).add(working)
+                self._unrecorded.add(working)
                 working.add_done_callback(self._recorded)
                 return True
         finally:
             self._current = None
-            for event in events:
-                event.cancel()
+            waiting.cancel()
             if not is_left:
                 working.cancel()
         await working
         return True
 
-    async def _hold(self, attempt: _Attempt) -> None:
+    async def _hold(self, attempt: Attempt) -> None:
         """Work on the job, and keep its lease meanwhile."""
         ended = asyncio.Event()
         renewing = asyncio.create_task(self._renew(attempt, ended), name=f"lease of job {attempt.job.id}")
@@ -178,21 +147,21 @@ class JobRunner:
 
     def _recorded(self, working: asyncio.Task[None]) -> None:
         self._unrecorded.discard(working)
-        self._stalled.discard(working)
         if not working.cancelled() and (failure := working.exception()) is not None:
             log.error(
                 "%s was not recorded; it begins again once its lease has ended", working.get_name(), exc_info=failure
             )
 
-    async def _renew(self, attempt: _Attempt, ended: asyncio.Event) -> None:
+    async def _renew(self, attempt: Attempt, ended: asyncio.Event) -> None:
         """Keep the lease while the attempt makes progress, and while its record waits for the database."""
         limit = self._runtime.settings.stall_limit.total_seconds()
 
         async def renew() -> None:
-            if not attempt.waits.is_set() and (still := monotonic() - attempt.moved) > limit:
+            still = 0.0 if attempt.moved is None else monotonic() - attempt.moved
+            if not attempt.waits.is_set() and still > limit:
                 log.error("job=%s has made no progress for %.0f s; its lease is given up", attempt.job.id, still)
+                attempt.is_stalled = True
                 attempt.ends.set()
-                attempt.stalls.set()
                 ended.set()
                 return
             now, job = self._runtime.clock(), attempt.job
@@ -202,14 +171,14 @@ class JobRunner:
 
         await repeat(renew, seconds=_RENEW_SECONDS, stopping=ended, failed="a job's lease could not be renewed")
 
-    async def _attempt(self, attempt: _Attempt) -> None:
+    async def _attempt(self, attempt: Attempt) -> None:
         job = attempt.job
         log.info("job=%s attempt=%d begins", job.id, job.attempts)
         try:
             if job.attempts > self._runtime.settings.max_attempts:
                 raise PoisonOperation(
-                    f"{job.attempts - 1} attempts of this job ended with their process or made no progress; it is not tried "
-                    "again"
+                    f"{job.attempts - 1} attempts of this job ended with their process, made no progress or could not read a "
+                    "file; it is not tried again"
                 )
             match job.asked:
                 case MergeRequest() as merge:
@@ -218,6 +187,12 @@ class JobRunner:
                     path = await self._import(attempt, asked)
         except AttemptEnds:
             await self._interrupted(attempt)
+        except JobProcessEnded:
+            log.error("job=%s attempt=%d ended with the process of its work", job.id, job.attempts)
+        except WorkPostponed as postponed:
+            counts = await self._postponements.add(job.id)
+            log.warning("job=%s attempt=%d is postponed: %s", job.id, job.attempts, postponed)
+            await self._written(attempt, partial(give_back, job=job, counts=counts))
         except Unavailable:
             if not attempt.waits.is_set():
                 # The work could not begin, for which the job is not to blame.
@@ -225,9 +200,8 @@ class JobRunner:
             raise
         except WeftError as error:
             await self._end(attempt, error, JobState.FAILED)
-        except Exception:
-            # A full disk, no memory, a damaged file of the base or of the checkpoint. A job's edge: it would be told as one
-            # that ended its processes.
+        except WorkFailed:
+            # A full disk, no memory, a damaged file of the base or of the checkpoint.
             log.exception("job=%s failed", job.id)
             message = f"weft failed to run this job; the service's log has the cause (job {job.id})"
             await self._end(attempt, EngineFailure(message), JobState.FAILED)
@@ -235,24 +209,26 @@ class JobRunner:
             log.info("job=%s done path=%s", job.id, path)
             await self._drop_staged(job)
 
-    async def _interrupted(self, attempt: _Attempt) -> None:
-        if attempt.stalls.is_set():
-            # Its thread goes on after all. Whoever takes the job, once the lease has ended, begins again.
+    async def _interrupted(self, attempt: Attempt) -> None:
+        if attempt.is_stalled:
+            # Whoever takes the job, once the lease has ended, begins again.
             return
+        directory = self._runtime.data_folder.path(directory_of(attempt.job.checkpoint))
+        await asyncio.to_thread(remove_left, directory)
         if self._stopping.is_set():
             await self._written(attempt, partial(give_back, job=attempt.job))
             return
         # Cancelled; or another worker's, and then nothing is written.
         await self._end(attempt, Cancelled("the job was cancelled by its tenant"), JobState.CANCELLED)
 
-    async def _end(self, attempt: _Attempt, error: WeftError, state: JobState) -> None:
+    async def _end(self, attempt: Attempt, error: WeftError, state: JobState) -> None:
         async def write(transaction: AsyncSession) -> bool:
             return await finish_job(transaction, attempt.job, error, state=state, now=self._runtime.clock())
 
         if await self._written(attempt, write):
             await self._drop_staged(attempt.job)
 
-    async def _written(self, attempt: _Attempt, write: Callable[[AsyncSession], Awaitable[T]]) -> T:
+    async def _written(self, attempt: Attempt, write: Callable[[AsyncSession], Awaitable[T]]) -> T:
         """Return what ``write`` does in a transaction, which is tried again until the database takes it.
 
         Other jobs go on meanwhile. Raises ``Unavailable`` once this worker stops.
@@ -280,25 +256,48 @@ class JobRunner:
         if isinstance(job.asked, ImportRequest):
             await asyncio.to_thread(self._runtime.data_folder.remove, staged_folder(job.id))
 
+    async def _work(self, attempt: Attempt, work: Work) -> Made:
+        """Have ``work`` done. Raises ``AttemptEnds`` once the attempt is to end, with the work ended."""
+
+        async def do() -> Made:
+            await self._process.ready()
+            attempt.moved = monotonic()
+            made = await self._process.do(work, attempt.progress)
+            attempt.moved = None
+            return made
+
+        working, ending = asyncio.create_task(do()), asyncio.create_task(attempt.ends.wait())
+        try:
+            await asyncio.wait([working, ending], return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise AttemptEnds
+            return working.result()
+        finally:
+            ending.cancel()
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
     # --- merges ----------------------------------------------------------------------------------------------------
 
-    async def _merge(self, attempt: _Attempt, asked: MergeRequest) -> str:
+    async def _merge(self, attempt: Attempt, asked: MergeRequest) -> str:
         job = attempt.job
         path = parse_path(asked.path)
         target = CheckpointPath(path.run_id, Segment.EXTERNAL_WEIGHTS, asked.name)
         async with self._runtime.database.read() as session:
             source, run = await find_checkpoint(session, job.tenant, path, self._runtime.clock)
-            if await is_path_taken(session, job.tenant, target):
-                raise InvalidRequest(
-                    f"name: the run has a checkpoint {target.checkpoint_id} already; choose another name"
-                )
+            await _check_free(session, job.tenant, target)
             room = (await STORAGE_USE.of(session, job.tenant, self._defaults)).room("stored_bytes")
-        folder = self._runtime.data_folder
-        base, adapter = self._bases[run.base_model].facts.path, folder.path(source.directory)
-        directory = folder.path(directory_of(job.checkpoint))
-        await asyncio.to_thread(_remove, folder.path(directory_of(job.abandoned)))
-        merging = _Merge(base, adapter, directory, asked.dtype)
-        size = await asyncio.to_thread(_write, merging, attempt, room)
+        folder, base = self._runtime.data_folder, self._bases[run.base_model]
+        work = MergeWork(
+            base=base.facts.path,
+            names=base.names,
+            adapter=folder.path(source.directory),
+            directory=folder.path(directory_of(job.checkpoint)),
+            abandoned=folder.path(directory_of(job.abandoned)),
+            dtype=asked.dtype,
+            room=room,
+        )
+        size = (await self._work(attempt, work)).size_bytes
         new = NewCheckpoint(
             id=job.checkpoint,
             run_id=run.id,  # type: ignore[arg-type]
@@ -311,6 +310,8 @@ class JobRunner:
         )
 
         async def record(transaction: AsyncSession) -> CheckpointPath:
+            # Again: another job or a save may have taken the name meanwhile.
+            await _check_free(transaction, job.tenant, target)
             await store_checkpoint(transaction, job.tenant, new, self._runtime.clock, self._defaults)
             return target
 
@@ -318,15 +319,29 @@ class JobRunner:
 
     # --- imports ---------------------------------------------------------------------------------------------------
 
-    async def _import(self, attempt: _Attempt, asked: ImportRequest) -> str:
+    async def _import(self, attempt: Attempt, asked: ImportRequest) -> str:
         job, settings, folder = attempt.job, self._runtime.settings, self._runtime.data_folder
         bounds = ImportBounds(settings.max_import_bytes, await self._largest_rank(job))
-        staged, directory = folder.path(staged_folder(job.id)), folder.path(directory_of(job.checkpoint))
-        await asyncio.to_thread(_remove, folder.path(directory_of(job.abandoned)))
-        base = self._bases[job.base_model]
-        size, lora = await asyncio.to_thread(write_import, staged, directory, base, bounds, attempt.progress)
+        # Read in a thread: the first time, the whole head is read.
+        base = await asyncio.to_thread(lambda: self._bases[job.base_model].outline)
+        work = ImportWork(
+            archive=folder.path(staged_folder(job.id)) / ARCHIVE,
+            directory=folder.path(directory_of(job.checkpoint)),
+            abandoned=folder.path(directory_of(job.abandoned)),
+            base=base,
+            bounds=bounds,
+        )
+        made = await self._work(attempt, work)
+        if made.settings is None:
+            raise EngineFailure("the import told no settings of its adapter")
         new = ImportedCheckpoint(
-            job.checkpoint, job.base_model, lora, asked.segment, asked.name, size, asked.ttl_seconds
+            job.checkpoint,
+            job.base_model,
+            made.settings,
+            asked.segment,
+            asked.name,
+            made.size_bytes,
+            asked.ttl_seconds,
         )
 
         async def record(transaction: AsyncSession) -> CheckpointPath:
@@ -342,7 +357,7 @@ class JobRunner:
             own = None if job.session is None else await use_in_session(session, job.tenant, job.session, ())
         return smaller(smaller(self._runtime.settings.max_rank, tenants), None if own is None else own.limits.get(RANK))
 
-    async def _record(self, attempt: _Attempt, record: Callable[[AsyncSession], Awaitable[CheckpointPath]]) -> str:
+    async def _record(self, attempt: Attempt, record: Callable[[AsyncSession], Awaitable[CheckpointPath]]) -> str:
         """Record the job's end and, by ``record``, what it made, both or neither; return its path."""
         clock, job, total = self._runtime.clock, attempt.job, attempt.total
 
@@ -378,28 +393,7 @@ class JobRunner:
             raise
 
 
-@dataclass(frozen=True, slots=True)
-class _Merge:
-    """Folders of base and adapter, and the folder and data type that the merged model is to have."""
-
-    base: Path
-    adapter: Path
-    directory: Path
-    dtype: str | None
-
-
-def _write(merge: _Merge, attempt: _Attempt, room: int) -> int:
-    """Write the merged model and return its size in bytes, on a thread. Raises ``InvalidRequest``, ``AttemptEnds``."""
-    merged = MergeSource(merge.base, merge.adapter, merge.dtype)
-    if merged.total_bytes > room:
-        raise InvalidRequest(
-            f"the merged model would take {merged.total_bytes} bytes, and your storage has room for {max(room, 0)}; delete "
-            "some checkpoints"
-        )
-    return write_atomically(merge.directory, lambda folder: merged.write(folder, attempt.progress))
-
-
-def _remove(directory: Path) -> None:
-    """Remove what an attempt has left, whole or half-written."""
-    for left in [*directory.parent.glob(f".{directory.name}.*"), directory]:
-        shutil.rmtree(left, ignore_errors=True)
+async def _check_free(session: AsyncSession, tenant: TenantId, target: CheckpointPath) -> None:
+    """Raise ``InvalidRequest`` if the run has this checkpoint. Exact in a transaction that holds ``Counted.STORAGE``."""
+    if await is_path_taken(session, tenant, target):
+        raise InvalidRequest(f"name: the run has a checkpoint {target.checkpoint_id} already; choose another name")

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.ids import TenantId
 from contracts.webhooks import signed_headers
 from ledger.runtime import Runtime
+from store.batcher import few_lengths
 from store.tables import Webhook, WebhookEvent
 from tenants.audit import HOUSEKEEPING, record
 from tenants.audit_actions import Action
@@ -36,7 +37,6 @@ _ROUND_SECONDS = 60.0
 """Time after which no further webhook is sent to, so that the step is recorded."""
 _LOOK_SECONDS = 1.0
 """Time between two looks for what has come due, while receivers are slow."""
-_LOOKED_AT = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,24 +98,34 @@ class WebhookDelivery:
         return sent, monotonic() >= ends
 
     async def _choose(self, sending: Collection[_Due]) -> list[_Due]:
-        """Return further webhooks with due events, the longest due first and few of each tenant, for the places that are free."""
+        """Return further webhooks for the places that are free: of each tenant the longest due first, and few at a time."""
         now = self._runtime.clock()
-        busy = {one.id for one in sending}
+        of_tenants = Counter(one.tenant for one in sending)
+        full = [tenant for tenant, number in of_tenants.items() if number >= _MOST_OF_TENANT]
         due = (
             select(Webhook.id, Webhook.tenant_id, func.min(WebhookEvent.due_at).label("first"))
             .join(WebhookEvent, WebhookEvent.webhook_id == Webhook.id)
             .where(WebhookEvent.due_at <= now, *_is_free(now))
+            .where(
+                Webhook.id.not_in(few_lengths([one.id for one in sending])), Webhook.tenant_id.not_in(few_lengths(full))
+            )
             .group_by(Webhook.id, Webhook.tenant_id)
-            .order_by("first", Webhook.id)
-            .limit(_LOOKED_AT)
+            .subquery()
+        )
+        turn = func.row_number().over(partition_by=due.c.tenant_id, order_by=(due.c.first, due.c.id)).label("turn")
+        turns = select(due, turn).subquery()
+        # As many rows as there are places: no more are passed over than webhooks that are sent to have places.
+        heads = (
+            select(turns.c.id, turns.c.tenant_id)
+            .where(turns.c.turn <= _MOST_OF_TENANT)
+            .order_by(turns.c.turn, turns.c.first, turns.c.id)
+            .limit(_MOST_WEBHOOKS)
         )
         async with self._runtime.database.read() as session:
-            rows = (await session.execute(due)).all()
-        of_tenants = Counter(one.tenant for one in sending)
+            rows = (await session.execute(heads)).all()
         chosen: list[_Due] = []
         for row in rows:
-            has_place = len(busy) + len(chosen) < _MOST_WEBHOOKS and of_tenants[row.tenant_id] < _MOST_OF_TENANT
-            if has_place and row.id not in busy:
+            if len(sending) + len(chosen) < _MOST_WEBHOOKS and of_tenants[row.tenant_id] < _MOST_OF_TENANT:
                 of_tenants[row.tenant_id] += 1
                 chosen.append(_Due(row.id, TenantId(row.tenant_id)))
         return chosen

@@ -4,6 +4,7 @@ from datetime import timedelta
 
 from sqlalchemy import select, update
 
+from contracts.ids import CheckpointId, RunId, TenantId
 from contracts.operations import OperationKind
 from store.limit_settings import LimitSettings
 from store.tables import (
@@ -19,11 +20,14 @@ from store.tables import (
     Session,
     UsageDay,
 )
+from tenants.followed_versions import followed_version
 from tenants.gates import GateMode, Pause, pause_gate
 from tenants.limits import Limits
+from tenants.projects import create_project
 from tenants.run_metrics import record_metrics
 from tenants.run_points import PointPart, add_parts
-from tenants.sessions import standing_session
+from tenants.samplers import point_sampler
+from tenants.sessions import finish_session, standing_session
 from tests.workers.housekeeping.conftest import House
 
 OPTIM, SAMPLE = OperationKind.OPTIM_STEP, OperationKind.SAMPLE
@@ -48,8 +52,11 @@ async def test_of_the_versions_of_each_step_only_the_newest_and_the_used_stay(ei
     await house.sampler(other, other_session, 0, theirs)
     waiting, used = versions[0], versions[1]
     await house.operation(tenant, waiting[1], 0, SAMPLE)
+    # A copy of the client, which has ended, counted from there.
+    for copied in (used, versions[2]):
+        await house.finish(await house.operation(tenant, copied[1], 1_000_000_000, SAMPLE))
     house.now += timedelta(hours=2)
-    await house.finish(await house.operation(tenant, used[1], 0, SAMPLE))
+    await house.finish(await house.operation(tenant, used[1], 1, SAMPLE))
     house.now += timedelta(minutes=20)
     await _everybody_beats(house)
     await house.sweep()
@@ -202,6 +209,76 @@ async def test_a_run_goes_that_only_clients_without_a_session_have_followed(eith
     async with house.database.read() as reading:
         assert list(await reading.scalars(select(Run.id))) == [other_run]
         assert list(await reading.scalars(select(Sampler.id))) == [followed]
+
+
+async def _followed(house: House, tenant: TenantId, run: RunId) -> CheckpointId:
+    async with house.database.read() as reading:
+        return await followed_version(reading, tenant, run, house.clock)
+
+
+async def test_a_run_whose_session_has_ended_is_followed_at_its_newest_version(either_house: House) -> None:
+    """A live sampler stays for weeks, and the version without a name that it was at goes within hours."""
+    house = either_house
+    tenant, session, run = await house.run("first")
+    other, other_session, other_run = await house.run("second")
+    brief = await house.checkpoint(tenant, run, "step", listed=False)
+    theirs = await house.checkpoint(other, other_run, "step", listed=False)
+    await house.sampler(tenant, session, 0, brief, live=run)
+    await house.sampler(other, other_session, 0, theirs, live=other_run)
+    house.now += timedelta(seconds=10)
+    final = await house.checkpoint(tenant, run, "final")
+    await house.checkpoint(other, other_run, "final")
+    assert await _followed(house, tenant, run) == brief
+    async with house.database.write() as transaction:
+        await finish_session(transaction, tenant, session, reason="finished", detail=None, clock=house.clock)
+    assert await _followed(house, tenant, run) == final
+    house.now += timedelta(hours=2)
+    await _everybody_beats(house)
+    await house.sweep()
+    await house.empty_trash()
+    assert brief not in await house.checkpoints()
+    assert await _followed(house, tenant, run) == final
+    assert await _followed(house, other, other_run) == theirs, "their session is open"
+
+
+async def test_a_version_that_is_gone_is_not_followed_though_a_live_sampler_is_at_it(either_house: House) -> None:
+    house = either_house
+    tenant, session, run = await house.run("first")
+    other, other_session, other_run = await house.run("second")
+    lasting = await house.checkpoint(tenant, run, "lasting")
+    house.now += timedelta(seconds=10)
+    await house.sampler(tenant, session, 0, await house.checkpoint(tenant, run, "brief", ttl=60), live=run)
+    theirs = await house.checkpoint(other, other_run, "brief", ttl=3600)
+    await house.sampler(other, other_session, 0, theirs, live=other_run)
+    for _ in range(2):
+        house.now += timedelta(seconds=61)
+        assert await _followed(house, tenant, run) == lasting
+        assert await _followed(house, other, other_run) == theirs
+        await house.sweep()
+
+
+async def test_samplers_of_clients_without_a_session_hold_each_other_at_no_version(either_house: House) -> None:
+    """A key of the whole tenant and one of a project have a standing session each."""
+    house = either_house
+    tenant, _, run = await house.run("first")
+    other, other_session, other_run = await house.run("second")
+    first = await house.checkpoint(tenant, run, "v1")
+    theirs = await house.checkpoint(other, other_run, "v1")
+    await house.sampler(other, other_session, 0, theirs, live=other_run)
+    samplers = []
+    async with house.database.write() as transaction:
+        project = await create_project(transaction, tenant, "inside", house.clock)
+        for place in (None, project.id):
+            samplers.append(await standing_session(transaction, tenant, "openai", house.clock, project=place))
+    made = [await house.sampler(tenant, own, 0, first, live=run) for own in samplers]
+    house.now += timedelta(seconds=10)
+    second = await house.checkpoint(tenant, run, "v2")
+    await house.checkpoint(other, other_run, "v2")
+    for sampler in made:
+        assert await _followed(house, tenant, run) == second
+        async with house.database.write() as transaction:
+            await point_sampler(transaction, sampler, second)
+    assert await _followed(house, other, other_run) == theirs, "a client's live sampler is there"
 
 
 async def test_only_what_a_newer_snapshot_covers_is_visited(house: House) -> None:

@@ -5,10 +5,11 @@ from datetime import timedelta
 from sqlalchemy import select, update
 
 from contracts.errors import ClientSilent, SessionEnded
+from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import OperationState
 from contracts.operations import OperationKind
 from store.tables import Run, RunState, Session
-from tenants.sessions import heartbeat
+from tenants.sessions import heartbeat, keep_session_alive
 from tests.workers.housekeeping.conftest import House
 from workers.housekeeping.presence import PresenceNotes
 
@@ -77,6 +78,38 @@ async def test_samples_of_a_client_that_went_silent_end_and_no_others(either_hou
     assert await states() == {"killed": ClientSilent.code}
     assert (await house.runtime.ledger.status(tenant, trained)).state is OperationState.PENDING
     assert await _ended(house) == {session: None for _, session, _ in tenants.values()}
+
+
+async def test_asking_and_following_are_signs_of_life_and_no_heartbeats(either_house: House) -> None:
+    """A sample counts from its own request on, and a client that has followed one owes no heartbeat for the next."""
+    house = either_house
+    tenants = {name: await house.run(name) for name in ("gone", "back", "following", "trained on")}
+    samplers = {name: await house.sampler(tenant, session, 0, None) for name, (tenant, session, _) in tenants.items()}
+    await house.pass_time(timedelta(seconds=10))
+    async with house.database.write() as transaction:
+        for name in ("gone", "back"):
+            await heartbeat(transaction, *tenants[name][:2], house.clock)
+        await keep_session_alive(transaction, samplers["following"], house.clock)
+
+    async def sample(name: str, number: int) -> tuple[TenantId, RequestId]:
+        tenant = tenants[name][0]
+        return tenant, await house.operation(tenant, samplers[name], number, OperationKind.SAMPLE)
+
+    async def ended() -> set[str]:
+        found = {name: await house.runtime.ledger.status(*one) for name, one in samples.items()}
+        return {name for name, status in found.items() if status.error_code == ClientSilent.code}
+
+    samples = {name: await sample(name, 0) for name in ("gone", "following", "trained on")}
+    await house.pass_time(timedelta(minutes=5))
+    samples["back"] = await sample("back", 0)
+    await house.sweep()
+    assert await ended() == {"gone"}
+    await house.pass_time(timedelta(minutes=1, seconds=50))
+    await house.sweep()
+    assert await ended() == {"gone"}
+    await house.pass_time(timedelta(seconds=20))
+    await house.sweep()
+    assert await ended() == {"gone", "back"}
 
 
 async def test_work_behind_a_gap_ends_with_its_session(either_house: House) -> None:

@@ -5,17 +5,24 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import delete, insert
 
+from contracts.base_model import read_base_model_facts
 from contracts.ids import CheckpointId, RunId
+from contracts.service_class import FACTORS, ServiceClass
+from engine.sampling.vocabulary import read_vocabulary
 from store.tables import ProcessKind, VersionCommand
+from tenants.limits import set_tenant
 from tests.workers.housekeeping.conftest import House
 from workers.cluster.publication import ClusterPublication
 from workers.cluster.version_commands import VersionCommandKind, VersionCommandRunner
 from workers.leases.processes import WorkerIdentity, new_identity, renew
+from workers.sampling.sampler_wiring import wire_sampling
 
 FLOOD = 300
 LOADS_OF_TENANT = 8
@@ -39,6 +46,8 @@ class Replicas:
         if run == self.stuck:
             self.loading += 1
             self.most = max(self.most, self.loading)
+            async with self.changed:
+                self.changed.notify_all()
             await self.may_end.wait()
             self.loading -= 1
         async with self.changed:
@@ -117,3 +126,58 @@ async def test_a_flood_is_carried_out_to_its_end_a_few_loads_at_a_time(either_ho
         await replicas.until_loaded(FLOOD + 1)
         assert replicas.loaded == versions | {theirs}
         assert replicas.most == LOADS_OF_TENANT
+
+
+async def test_loads_that_hang_count_until_they_end_although_their_publisher_has_given_up(either_house: House) -> None:
+    """Publications that give up delete their commands. A neighbour's version is loaded all the while."""
+    house, pool = either_house, new_identity(ProcessKind.POOL, "base")
+    _, _, cats = await house.run("cats")
+    _, _, dogs = await house.run("dogs")
+    replicas = Replicas(cats)
+    async with running(house, pool, replicas):
+        for first in range(2):
+            await flood(house, pool, VersionCommandKind.PREPARE, cats)
+            await publication(house).prepare("base", dogs, CheckpointId(f"d{first:031x}"))
+            async with asyncio.timeout(DEADLINE), replicas.changed:
+                await replicas.changed.wait_for(lambda: replicas.loading == LOADS_OF_TENANT)
+            async with house.database.write() as transaction:
+                await transaction.execute(delete(VersionCommand))
+        assert replicas.most == LOADS_OF_TENANT
+        assert len(replicas.loaded) == 2
+        # Once they have ended, others are loaded.
+        versions = await flood(house, pool, VersionCommandKind.PREPARE, cats)
+        replicas.may_end.set()
+        await replicas.until_loaded(FLOOD + 2)
+        assert versions <= replicas.loaded
+
+
+class NotedLoads:
+    """A replica that notes in whose turns versions are loaded."""
+
+    name = "noted"
+
+    def __init__(self) -> None:
+        self.loads: list[tuple[str, str, float]] = []
+
+    async def load(self, version: Any, *, owner: str = "", share: float = 1.0) -> None:
+        """Load a version."""
+        self.loads.append((version.name, owner, share))
+
+
+async def test_a_publications_load_takes_the_turns_of_its_runs_tenant(
+    either_house: House, tiny_model_dir: Path
+) -> None:
+    house, replica = either_house, NotedLoads()
+    cats, _, mine = await house.run("cats")
+    dogs, _, theirs = await house.run("dogs")
+    async with house.database.write() as transaction:
+        await set_tenant(transaction, name="cats", limits={}, share=2.0, service_class=ServiceClass.INTERACTIVE)
+    facts = read_base_model_facts("base", tiny_model_dir, None)
+    sampling = wire_sampling(house.runtime, facts, read_vocabulary(tiny_model_dir), [])
+    router: Any = sampling.pool.router
+    router.put(replica)
+    for run in (mine, theirs):
+        router.replicas[0].note(f"old of {run}", run)
+        await sampling.prepare(run, CheckpointId(f"new of {run}"))
+    share = 2.0 * FACTORS[ServiceClass.INTERACTIVE]
+    assert replica.loads == [(f"new of {mine}", cats, share), (f"new of {theirs}", dogs, 1.0)]

@@ -13,6 +13,7 @@ import ssl
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from ipaddress import ip_network
@@ -28,11 +29,12 @@ from contracts.ids import TenantId
 from contracts.webhooks import EventKind, check_target
 from store.clock import utc_now
 from store.settings import Settings
-from store.tables import AuditEntry, Webhook, WebhookEvent, WeightJob
+from store.tables import AuditEntry, Session, Webhook, WebhookEvent, WeightJob
 from tenants.budget_settings import BudgetName, set_budget
 from tenants.budgets import Period
 from tenants.limits import Limits
 from tenants.prices import Meter
+from tenants.sessions import TIMED_OUT, finish_session, list_lost_sessions, standing_session
 from tenants.spending import Spender, Spending, spend
 from tenants.suspensions import resume_tenant, suspend_tenant
 from tenants.tenant_names import create_tenant
@@ -506,38 +508,85 @@ async def test_what_waits_for_a_webhook_is_bounded_and_another_tenants_events_ar
     assert (await row_of(house, other)).missed == 0
 
 
+@dataclass
+class Hanging:
+    """Receivers that take connections and do not answer until they may go on."""
+
+    url: str
+    hung: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@asynccontextmanager
+async def hanging(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hanging]:
+    monkeypatch.setattr("workers.webhooks.sender.SEND_SECONDS", 120.0)
+    made = Hanging("")
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        made.hung.release()
+        await made.go_on.wait()
+        writer.close()
+
+    server = await asyncio.start_server(hang, "127.0.0.1", 0)
+    made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    try:
+        yield made
+    finally:
+        made.go_on.set()
+        server.close()
+        await server.wait_closed()
+
+
+async def until_theirs_are_sent(
+    house: House, cats: TenantId, dogs: TenantId, receivers: Hanging, receiver: Receiver
+) -> asyncio.Task[tuple[int, bool]]:
+    """Let an event of each tenant happen, the second once the first one's receivers hang. Return the round once it is sent."""
+    await happen(house, cats, "one")
+    round_of_all = asyncio.create_task(house.keeping._steps._webhooks.deliver())
+    async with asyncio.timeout(100):
+        await receivers.hung.acquire()
+        await receivers.hung.acquire()
+        house.now += timedelta(milliseconds=1)
+        await happen(house, dogs, "theirs")
+        # Sooner than either of the two is given up.
+        await receiver.has_got.wait()
+        assert (round_of_all.done(), receivers.hung.locked()) == (False, True), "two places are the most of one tenant"
+    return round_of_all
+
+
 async def test_an_event_waits_for_none_of_another_tenants_receivers_that_hang(
     house: House, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of a tenant's ten webhooks are sent to at a time. The other tenant's event comes once they hang."""
-    monkeypatch.setattr("workers.webhooks.sender.SEND_SECONDS", 120.0)
     reaching(house)
     cats, dogs = await tenant(house, "cats"), await tenant(house, "dogs")
-    hung, go_on = asyncio.Semaphore(0), asyncio.Event()
-
-    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        hung.release()
-        await go_on.wait()
-        writer.close()
-
-    hanging = await asyncio.start_server(hang, "127.0.0.1", 0)
-    port = hanging.sockets[0].getsockname()[1]
-    for number in range(10):
-        await webhook(house, cats, f"http://127.0.0.1:{port}/", name=f"n{number}")
     await webhook(house, dogs, receiver.url)
-    await happen(house, cats, "one")
-    round_of_all = asyncio.create_task(house.keeping._steps._webhooks.deliver())
-    async with asyncio.timeout(100):
-        await hung.acquire()
-        await hung.acquire()
-        await happen(house, dogs, "theirs")
-        # Sooner than either of the two is given up.
-        await receiver.has_got.wait()
-        assert (round_of_all.done(), hung.locked()) == (False, True), "two places are the most of one tenant"
-        go_on.set()
-        assert await round_of_all == (1, False)
-    hanging.close()
-    await hanging.wait_closed()
+    async with hanging(monkeypatch) as receivers:
+        for number in range(10):
+            await webhook(house, cats, receivers.url, name=f"n{number}")
+        round_of_all = await until_theirs_are_sent(house, cats, dogs, receivers, receiver)
+        receivers.go_on.set()
+        assert await asyncio.wait_for(round_of_all, GIVE_UP_SECONDS) == (1, False)
+
+
+async def test_a_tenants_backlog_at_very_many_webhooks_hides_no_other_tenants(
+    house: House, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant that an operator lets have 600 webhooks, whose receivers all hang, and a tenant whose event is due later."""
+    reaching(house)
+    cats, dogs = await tenant(house, "cats"), await tenant(house, "dogs")
+    await webhook(house, dogs, receiver.url)
+    async with hanging(monkeypatch) as receivers:
+        made = await webhook(house, cats, receivers.url)
+        same = {column.name: getattr(made, column.name) for column in Webhook.__table__.columns}
+        del same["id"], same["name"]
+        async with house.database.write() as transaction:
+            transaction.add_all(Webhook(**same, name=f"n{number}") for number in range(600))
+        round_of_all = await until_theirs_are_sent(house, cats, dogs, receivers, receiver)
+        async with house.database.write() as transaction:
+            await transaction.execute(update(Webhook).where(Webhook.tenant_id == cats).values(disabled_at=house.now))
+        receivers.go_on.set()
+        assert await asyncio.wait_for(round_of_all, GIVE_UP_SECONDS) == (1, False)
 
 
 async def test_a_round_ends_in_time_and_says_that_more_may_be_due(
@@ -660,6 +709,24 @@ async def test_each_change_tells_the_webhooks_of_its_tenant_and_no_others(place:
     assert (told[1][1]["data"]["state"], told[2][1]["data"]["percent"]) == ("cancelled", 80)
     assert told[3][1]["data"]["reason"] == "unpaid"
     assert [json.loads(one.body)["subject"] for one in await events_of(place, beside)] == [theirs]
+
+
+async def test_a_session_that_no_client_has_opened_ends_and_is_not_told_as_lost(place: House) -> None:
+    """An OpenAI client sends no heartbeats: its standing session is open again with its next request."""
+    (cats, mine, _), (dogs, _, _) = await place.run("cats"), await place.run("dogs")
+    hook, beside = [await webhook(place, owner, "http://127.0.0.1:9/") for owner in (cats, dogs)]
+    async with place.database.write() as transaction:
+        own = [await standing_session(transaction, owner, "openai", place.clock) for owner in (cats, dogs)]
+        await finish_session(transaction, cats, mine, reason="finished", detail=None, clock=place.clock)
+    await place.pass_time(place.runtime.settings.session_timeout + timedelta(minutes=1))
+    await place.keeping.sweep([StepName.END_SESSIONS])
+    async with place.database.read() as reading:
+        ended = set(await reading.scalars(select(Session.id).where(Session.end_reason == TIMED_OUT)))
+        lost = [await list_lost_sessions(reading, owner, most=10) for owner in (cats, dogs)]
+    assert ended > set(own)
+    assert await events_of(place, hook) == []
+    assert [one.type for one in await events_of(place, beside)] == [EventKind.SESSION_LOST]
+    assert [len(some) for some in lost] == [0, 1]
 
 
 async def test_the_test_event_goes_to_a_webhook_that_wants_others_only(place: House, receiver: Receiver) -> None:

@@ -3,11 +3,10 @@
 import asyncio
 import io
 import tarfile
-import threading
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
+import psutil
 import pytest
 
 from contracts.ids import TenantId
@@ -18,13 +17,14 @@ from tenants import taken_jobs, weight_jobs
 from tenants.checkpoints import directory_of, find_checkpoint
 from tenants.limits import Limits, set_tenant
 from tenants.weight_jobs import ARCHIVE, IMPORTS, NewJob, new_job_id, staged_folder
+from testing.held_file import PATIENCE_SECONDS, HeldFile
 from tests.workers.jobs import test_runner
 from tests.workers.jobs.test_runner import BASE, Shop
 from workers.housekeeping.folders import FolderRemoval
-from workers.jobs import imports as imports_module
 from workers.jobs import runner as runner_module
 
-base, shop = test_runner.base, test_runner.shop
+base, process, shop = test_runner.base, test_runner.process, test_runner.shop
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def archive_of(shop: Shop, tenant: TenantId, path: str) -> bytes:
@@ -135,26 +135,17 @@ async def test_an_import_in_hand_ends_when_it_is_cancelled(shop: Shop, monkeypat
     cats, path = await shop.tenant("cats")
     theirs = await waiting(shop)
     id = await stage(shop, cats, await archive_of(shop, cats, path))
-    began, goes_on = threading.Event(), threading.Event()
-    read = imports_module.import_adapter
-
-    def held(*arguments: Any) -> Any:
-        began.set()
-        assert goes_on.wait(30)
-        return read(*arguments)
-
-    monkeypatch.setattr(imports_module, "import_adapter", held)
+    archive = HeldFile(shop.runtime.data_folder.path(staged_folder(id)) / ARCHIVE)
     monkeypatch.setattr(runner_module, "_RENEW_SECONDS", 0.02)
-    worker = shop.runner()
-    running = asyncio.create_task(worker.run_all())
-    assert await asyncio.to_thread(began.wait, 30)
-    attempt = worker._current
-    assert attempt is not None
+    running = asyncio.create_task(shop.runner().run_all())
+    await asyncio.to_thread(archive.reached)
+    working = shop.process.pid
+    assert working is not None
     async with shop.runtime.database.write() as transaction:
         await weight_jobs.cancel_job(transaction, cats, id, shop.now)
-    assert await asyncio.to_thread(attempt.ends.wait, 30)
-    goes_on.set()
-    await running
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await running
+    assert not psutil.pid_exists(working)
     assert (await shop.job(cats, id)).state == JobState.CANCELLED
     assert staged(shop) == [theirs]
     assert len(shop.folders()) == 2

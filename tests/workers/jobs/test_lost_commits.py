@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -12,35 +12,34 @@ import pytest_asyncio
 from sqlalchemy import func, make_url, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.base_model import read_base_model_facts
 from contracts.errors import Unavailable
 from contracts.weight_jobs import JobState, MergeRequest
 from engine.model.base import BaseModel
-from engine.model.merged_model import MergeSource
 from store.database import Database, after_commit, create_engine
 from store.tables import Checkpoint, WeightJob
 from tenants import taken_jobs, weight_jobs
 from tenants.limits import Counted, hold_count
 from tenants.taken_jobs import TakenJob
 from testing.commit_proxy import CommitProxy
+from tests.workers.jobs import test_runner
 from tests.workers.jobs.test_runner import BASE, Shop
 from tests.workers.runtimes import make_runtime
 from workers.jobs import runner as runner_module
+from workers.jobs.job_process import JobProcess
+from workers.jobs.work import Made, MergeWork, Work
 
 KEY = "a-key-of-the-tenants"
 NAME = "merged-once"
 
 
-@pytest.fixture(scope="module")
-def base(tiny_model_dir: Path) -> BaseModel:
-    """The tiny base."""
-    return BaseModel.load(read_base_model_facts(BASE, tiny_model_dir, None))
+base, process = test_runner.base, test_runner.process
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest_asyncio.fixture
-async def shop(base: BaseModel, migrated_postgres_url: str, tmp_path: Path) -> AsyncIterator[Shop]:
+@pytest_asyncio.fixture(loop_scope="module")
+async def shop(base: BaseModel, process: JobProcess, migrated_postgres_url: str, tmp_path: Path) -> AsyncIterator[Shop]:
     """A service whose connections are whole."""
-    made, database = Shop(base), Database(create_engine(migrated_postgres_url))
+    made, database = Shop(base, process), Database(create_engine(migrated_postgres_url))
     made.runtime = make_runtime(database, tmp_path / "data", made.clock)
     yield made
     await database.close()
@@ -91,7 +90,7 @@ async def test_a_job_whose_commit_was_not_answered_is_done_once(
     mine, theirs = await shop.ask(cats, path, NAME), await shop.ask(dogs, other, "theirs")
     # The name stands in the transaction that records what was made, the id also in the one that takes the job.
     with losing(migrated_postgres_url, mine if lost == "taken" else NAME) as (url, proxy):
-        worker, database = Shop(base), Database(create_engine(url))
+        worker, database = Shop(base, shop.process), Database(create_engine(url))
         worker.runtime = make_runtime(database, tmp_path / "data", shop.clock)
         runner = worker.runner()
         if lost == "taken":
@@ -112,16 +111,17 @@ async def test_a_job_whose_commit_was_not_answered_is_done_once(
     assert len(shop.folders()) == 4, "nothing is left of an attempt"
 
 
-def counted_merges(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def counted_merges(monkeypatch: pytest.MonkeyPatch, process: JobProcess) -> Counter[str]:
     """Return how often each adapter is merged from now on."""
     merges: Counter[str] = Counter()
+    do = process.do
 
-    class Counting(MergeSource):
-        def __init__(self, base: Path, adapter: Path, dtype: str | None) -> None:
-            merges[adapter.name] += 1
-            super().__init__(base, adapter, dtype)
+    async def counted(work: Work, progress: Callable[[int, int], None]) -> Made:
+        assert isinstance(work, MergeWork)
+        merges[work.adapter.name] += 1
+        return await do(work, progress)
 
-    monkeypatch.setattr(runner_module, "MergeSource", Counting)
+    monkeypatch.setattr(process, "do", counted)
     return merges
 
 
@@ -134,7 +134,7 @@ async def test_a_job_whose_record_waits_for_a_lock_is_kept_and_not_done_again(
         monkeypatch.setattr(runner_module, name, 0.05)
     (cats, path), (dogs, other) = await shop.tenant("cats"), await shop.tenant("dogs")
     mine, theirs = await shop.ask(cats, path, NAME), await shop.ask(dogs, other, "theirs")
-    impatient, database = Shop(base), Database(create_engine(migrated_postgres_url))
+    impatient, database = Shop(base, shop.process), Database(create_engine(migrated_postgres_url))
     impatient.runtime = make_runtime(database, tmp_path / "data", shop.clock)
     runner, renewed = impatient.runner(), asyncio.Event()
     renew = runner_module.renew_job
@@ -146,7 +146,7 @@ async def test_a_job_whose_record_waits_for_a_lock_is_kept_and_not_done_again(
         return is_held
 
     monkeypatch.setattr(runner_module, "renew_job", noted)
-    merges = counted_merges(monkeypatch)
+    merges = counted_merges(monkeypatch, shop.process)
     async with shop.runtime.database.write() as holder:
         await holder.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
         await hold_count(holder, Counted.STORAGE, [cats])

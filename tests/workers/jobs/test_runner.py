@@ -2,13 +2,15 @@
 
 import asyncio
 import os
-import threading
-from collections.abc import AsyncIterator
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
 import pytest
 import pytest_asyncio
 import torch
@@ -19,7 +21,6 @@ from contracts.ids import RunId, TenantId
 from contracts.operations import LoraSettings
 from contracts.paths import CheckpointPath, Segment, parse_path
 from contracts.weight_jobs import JobState, MergeRequest
-from engine.model import merged_model
 from engine.model.adapter_folder import write_adapter_files
 from engine.model.base import BaseModel
 from engine.model.lora import LoraWeights
@@ -37,11 +38,15 @@ from tenants.checkpoints import (
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
+from testing.held_file import PATIENCE_SECONDS, HeldFile
 from tests.workers.runtimes import make_runtime
 from workers.jobs import runner as runner_module
+from workers.jobs.job_process import JobProcess
 from workers.jobs.runner import JobRunner
+from workers.jobs.work import Made, Work
 
 BASE = "weft/tiny"
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +55,20 @@ def base(tiny_model_dir: Path) -> BaseModel:
     return BaseModel.load(read_base_model_facts(BASE, tiny_model_dir, None))
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def process() -> AsyncIterator[JobProcess]:
+    """The process of the jobs' work: to start one takes long."""
+    made = JobProcess(idle=3600.0)
+    yield made
+    await made.close()
+
+
 @dataclass
 class Shop:
     """A service's database and folder, tenants with a checkpoint each, and a clock that the test moves."""
 
     base: BaseModel
+    process: JobProcess
     now: datetime = field(default_factory=lambda: datetime(2026, 1, 1, tzinfo=UTC))
     runtime: Runtime = field(init=False)
 
@@ -63,7 +77,7 @@ class Shop:
 
     def runner(self) -> JobRunner:
         """A worker's part for jobs."""
-        return JobRunner(self.runtime, {BASE: self.base})
+        return JobRunner(self.runtime, {BASE: self.base}, self.process)
 
     async def tenant(self, name: str) -> tuple[TenantId, str]:
         """A tenant, and the path of its checkpoint."""
@@ -80,11 +94,13 @@ class Shop:
             await record_checkpoint(transaction, tenant, new, self.clock)
         return tenant, f"tinker://{run}/weights/kept"
 
-    async def ask(self, tenant: TenantId, path: str, name: str) -> str:
+    async def ask(self, tenant: TenantId, path: str, name: str, dtype: str | None = None) -> str:
         """Ask for a merge; return the job's id."""
         async with self.runtime.database.write() as transaction:
             self.now += timedelta(milliseconds=1)
-            return (await weight_jobs.add_merge(transaction, tenant, BASE, MergeRequest(path, name), self.now)).id
+            return (
+                await weight_jobs.add_merge(transaction, tenant, BASE, MergeRequest(path, name, dtype=dtype), self.now)
+            ).id
 
     async def job(self, tenant: TenantId, id: str) -> WeightJob:
         """The job's row."""
@@ -97,15 +113,21 @@ class Shop:
             self.now += timedelta(milliseconds=1)
             return await taken_jobs.take_job(transaction, [BASE], self.now)
 
+    async def adapter(self, tenant: TenantId, path: str) -> Path:
+        """The folder of a checkpoint."""
+        async with self.runtime.database.read() as session:
+            found, _ = await find_checkpoint(session, tenant, parse_path(path), self.clock)
+        return self.runtime.data_folder.path(found.directory)
+
     def folders(self) -> list[str]:
         """Names of the folders of checkpoints, half-written ones included."""
         return [path.name for path in self.runtime.data_folder.path("checkpoints").iterdir()]
 
 
-@pytest_asyncio.fixture
-async def shop(base: BaseModel, database_url: str, tmp_path: Path) -> AsyncIterator[Shop]:
+@pytest_asyncio.fixture(loop_scope="module")
+async def shop(base: BaseModel, process: JobProcess, database_url: str, tmp_path: Path) -> AsyncIterator[Shop]:
     """A service without workers."""
-    made = Shop(base)
+    made = Shop(base, process)
     database = Database(create_engine(database_url))
     made.runtime = make_runtime(database, tmp_path / "data", made.clock)
     yield made
@@ -172,88 +194,101 @@ async def test_a_job_that_ends_its_workers_is_tried_no_more(shop: Shop) -> None:
     )
 
 
-@pytest.mark.parametrize("failure", [KeyError("model"), ValueError("no such thing"), OverflowError(), MemoryError()])
 async def test_a_job_that_fails_in_an_unforeseen_way_is_told_so_at_once(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, failure: Exception
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another tenant's job behind it is done by the same worker."""
+    """A file of the base cannot be read. Another tenant's job behind it is done by the same worker."""
     (cats, path), (dogs, dogs_path) = await shop.tenant("cats"), await shop.tenant("dogs")
-    id, other = await shop.ask(cats, path, "merged"), await shop.ask(dogs, dogs_path, "theirs")
-    merge, failures = merged_model.MergeSource, [failure]
-
-    def source(base: Path, adapter: Path, dtype: str | None) -> merged_model.MergeSource:
-        if failures:
-            raise failures.pop()
-        return merge(base, adapter, dtype)
-
-    monkeypatch.setattr(runner_module, "MergeSource", source)
+    id = await shop.ask(cats, path, "merged")
+    broken = shutil.copytree(shop.base.facts.path, tmp_path / "broken")
+    (broken / "LICENSE").symlink_to("/proc/self/mem")
+    with monkeypatch.context() as patch:
+        patch.setattr(shop.base, "facts", replace(shop.base.facts, path=broken))
+        await shop.runner().run_all()
+    worker = shop.process.pid
+    other = await shop.ask(dogs, dogs_path, "theirs")
     await shop.runner().run_all()
     failed, done = await shop.job(cats, id), await shop.job(dogs, other)
     assert (failed.state, failed.error_code, failed.attempts) == (JobState.FAILED, "engine_failure", 1)
     assert id in (failed.error_message or "")
-    assert done.state == JobState.DONE
+    assert "in write_atomically" in caplog.text, "the log has the cause"
+    assert (done.state, shop.process.pid) == (JobState.DONE, worker)
+    assert len(shop.folders()) == 3
 
 
 async def test_a_job_without_progress_gives_its_lease_up_and_others_go_on(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint's disk does not answer: a pipe that nobody writes stands for it. Another tenant's job goes on."""
+    """The checkpoint's disk does not answer, and the process that waits for it ends. Another tenant's job goes on."""
     (cats, path), (dogs, dogs_path) = await shop.tenant("cats"), await shop.tenant("dogs")
     limit = {"stall_limit": timedelta(seconds=1)}
     shop.runtime = replace(shop.runtime, settings=shop.runtime.settings.model_copy(update=limit))
     monkeypatch.setattr(runner_module, "_RENEW_SECONDS", 0.05)
-    async with shop.runtime.database.read() as session:
-        source, _ = await find_checkpoint(session, cats, parse_path(path), shop.clock)
-    config = shop.runtime.data_folder.path(source.directory) / "adapter_config.json"
-    whole = config.rename(config.with_suffix(".whole"))
-    os.mkfifo(config)
+    config = HeldFile(await shop.adapter(cats, path) / "adapter_config.json")
     id, other = await shop.ask(cats, path, "merged"), await shop.ask(dogs, dogs_path, "theirs")
-    worker = shop.runner()
-    async with asyncio.timeout(60):
-        await worker.run_all()
+    running = asyncio.create_task(shop.runner().run_all())
+    await asyncio.to_thread(config.reached)
+    stalled = shop.process.pid
+    assert stalled is not None
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await running
     held, done = await shop.job(cats, id), await shop.job(dogs, other)
     assert (held.state, held.attempts, done.state) == (JobState.RUNNING, 1, JobState.DONE)
-    config.rename(config.with_suffix(".pipe"))
-    whole.rename(config)
+    assert not psutil.pid_exists(stalled)
+    config.mend()
     shop.now += taken_jobs.LEASE + timedelta(seconds=1)
     await shop.runner().run_all()
     assert ((await shop.job(cats, id)).state, (await shop.job(cats, id)).attempts) == (JobState.DONE, 2)
-    [stalled] = worker._stalled
-    config.with_suffix(".pipe").open("w").close()
-    await asyncio.wait_for(stalled, 60)
-    assert (await shop.job(cats, id)).state == JobState.DONE, "the attempt that was given up writes nothing"
+    assert len(shop.folders()) == 4
+
+
+async def test_a_job_whose_process_is_killed_is_tried_again_and_done(shop: Shop) -> None:
+    """The kernel does so for lack of memory. Another tenant's job goes on at once, in another process."""
+    (cats, path), (dogs, dogs_path) = await shop.tenant("cats"), await shop.tenant("dogs")
+    config = HeldFile(await shop.adapter(cats, path) / "adapter_config.json")
+    id, other = await shop.ask(cats, path, "merged"), await shop.ask(dogs, dogs_path, "theirs")
+    running = asyncio.create_task(shop.runner().run_all())
+    await asyncio.to_thread(config.reached)
+    (shop.runtime.data_folder.path("checkpoints") / f".{(await shop.job(cats, id)).checkpoint_id}.half").mkdir()
+    killed = shop.process.pid
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await running
+    left, done = await shop.job(cats, id), await shop.job(dogs, other)
+    assert (left.state, left.attempts) == (JobState.RUNNING, 1)
+    assert (done.state, done.attempts) == (JobState.DONE, 1)
+    config.mend()
+    shop.now += taken_jobs.LEASE + timedelta(seconds=1)
+    await shop.runner().run_all()
+    again = await shop.job(cats, id)
+    assert (again.state, again.attempts, again.error_code) == (JobState.DONE, 2, None)
+    assert len(shop.folders()) == 4, "nothing is left of the attempt that was killed"
 
 
 @pytest.mark.parametrize("how", ["cancelled", "stopped"])
 async def test_a_job_in_hand_ends_or_goes_back(shop: Shop, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """The worker is between two files of the merge; another tenant's job waits behind it."""
+    """The process is in the middle of the merge, and ends; another tenant's job waits behind it."""
     (cats, path), (dogs, dogs_path) = await shop.tenant("cats"), await shop.tenant("dogs")
+    config = HeldFile(await shop.adapter(cats, path) / "adapter_config.json")
     id, other = await shop.ask(cats, path, "merged"), await shop.ask(dogs, dogs_path, "theirs")
-    began, goes_on = threading.Event(), threading.Event()
-    write = merged_model.save_file
-
-    def held(*arguments: object) -> None:
-        began.set()
-        assert goes_on.wait(30)
-        write(*arguments)
-
-    monkeypatch.setattr(merged_model, "save_file", held)
-    monkeypatch.setattr(merged_model, "SHARD_BYTES", 100_000)
     monkeypatch.setattr(runner_module, "_RENEW_SECONDS", 0.02)
     worker = shop.runner()
     running = asyncio.create_task(worker.run_all())
-    assert await asyncio.to_thread(began.wait, 30)
-    attempt = worker._current
-    assert attempt is not None
+    await asyncio.to_thread(config.reached)
+    working = shop.process.pid
+    assert working is not None
+    (shop.runtime.data_folder.path("checkpoints") / f".{(await shop.job(cats, id)).checkpoint_id}.half").mkdir()
     if how == "cancelled":
         async with shop.runtime.database.write() as transaction:
             job, _ = await weight_jobs.cancel_job(transaction, cats, id, shop.now)
             assert job.state == JobState.RUNNING
     else:
         worker.stop()
-    assert await asyncio.to_thread(attempt.ends.wait, 30)
-    goes_on.set()
-    await running
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await running
+    assert not psutil.pid_exists(working)
+    config.mend()
     mine, theirs = await shop.job(cats, id), await shop.job(dogs, other)
     if how == "cancelled":
         assert (mine.state, mine.error_code, theirs.state) == (JobState.CANCELLED, "cancelled", JobState.DONE)
@@ -282,6 +317,60 @@ async def test_an_outage_at_a_jobs_begin_counts_as_no_attempt(shop: Shop, monkey
     for tenant, job in ((cats, id), (dogs, other)):
         done = await shop.job(tenant, job)
         assert (done.state, done.attempts) == (JobState.DONE, 1)
+
+
+async def test_an_outage_of_the_data_folder_counts_as_no_attempt(shop: Shop) -> None:
+    """A shared disk is away once the job is taken. Another tenant's job waits behind it."""
+    (cats, path), (dogs, dogs_path) = await shop.tenant("cats"), await shop.tenant("dogs")
+    jobs = {cats: await shop.ask(cats, path, "merged"), dogs: await shop.ask(dogs, dogs_path, "theirs")}
+    folder = shop.runtime.data_folder.path("checkpoints")
+    away = folder.rename(folder.with_name("away"))
+    for _ in range(shop.runtime.settings.max_attempts + 1):
+        await shop.runner().run_all()
+    away.rename(folder)
+    await shop.runner().run_all()
+    for tenant, job in jobs.items():
+        done = await shop.job(tenant, job)
+        assert (done.state, done.attempts) == (JobState.DONE, 1)
+
+
+class HeldProcess(JobProcess):
+    """Work that writes nothing but a folder, and ends when the test says so."""
+
+    def __init__(self, go_on: asyncio.Event) -> None:
+        super().__init__()
+        self.begun, self._go_on = asyncio.Event(), go_on
+
+    async def ready(self) -> None:
+        """Start nothing."""
+
+    async def do(self, work: Work, progress: Callable[[int, int], None]) -> Made:
+        self.begun.set()
+        await self._go_on.wait()
+        work.directory.mkdir()
+        return Made(7)
+
+
+async def test_of_two_merges_of_one_name_the_later_is_told_to_take_another(shop: Shop) -> None:
+    """Both have found the name free and work at the same time. Another run of the same name is no matter."""
+    (cats, path), (dogs, dogs_path) = await shop.tenant("cats"), await shop.tenant("dogs")
+    mine = [await shop.ask(cats, path, "merged"), await shop.ask(cats, path, "merged", dtype="float32")]
+    theirs = await shop.ask(dogs, dogs_path, "merged")
+    go_on = asyncio.Event()
+    processes = [HeldProcess(go_on) for _ in range(3)]
+    runners = [JobRunner(shop.runtime, {BASE: shop.base}, process) for process in processes]
+    async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as working:
+        for runner, process in zip(runners, processes, strict=True):
+            working.create_task(runner.run_all())
+            await process.begun.wait()
+        go_on.set()
+    first, second = sorted([await shop.job(cats, id) for id in mine], key=lambda job: job.state)
+    assert (first.state, second.state, second.error_code) == (JobState.DONE, JobState.FAILED, "invalid_request")
+    assert "choose another name" in (second.error_message or "")
+    assert (await shop.adapter(cats, first.result_path or "")).name == first.checkpoint_id
+    assert (await shop.job(dogs, theirs)).state == JobState.DONE
+    assert second.checkpoint_id not in shop.folders()
+    assert len(shop.folders()) == 4
 
 
 async def test_a_merge_beyond_the_tenants_storage_writes_nothing(shop: Shop) -> None:

@@ -83,6 +83,8 @@ class SampleClaims:
         self._held: Counter[str] = Counter()
         """Room that each tenant's samples fill."""
         self._costs: dict[RequestId, int] = {}
+        self._unread: set[RequestId] = set()
+        """Samples that are claimed and whose payloads could not be read."""
         self._gate_of: dict[str, RunId] = {}
         """Gate that has held a sample of a lane, while it is closed."""
         self._after = ""
@@ -180,6 +182,7 @@ class SampleClaims:
                 loaded = await self._runtime.ledger.load(transaction, ids) if ids else []
             # Only what is committed takes room: nobody would free the room of the others.
             claimed = loaded
+            self._unread |= set(ids) - {operation.id for operation in loaded}
         finally:
             mine = {operation.id for operation in claimed}
             for sample in chosen:
@@ -247,11 +250,19 @@ class SampleClaims:
     async def sweep(self, known: Collection[str]) -> None:
         """Return the samples that the ledger says this process has claimed, except ``known``.
 
-        This repairs claims that were committed although the process saw the transaction fail, as when the database goes away
-        during the commit.
+        - Claims that were committed although the process saw the transaction fail, as when the database goes away during the
+          commit.
+        - Samples whose payloads could not be read. They rest till here: claimed again at once, they would fail again.
         """
-        async with self._runtime.database.write() as transaction:
-            await return_strays(transaction, process=self._process, but=known)
+        unread = sorted(self._unread)
+        if not self._runtime.database.has_one_service:
+            async with self._runtime.database.write() as transaction:
+                await return_strays(transaction, process=self._process, but=known)
+        elif unread:
+            # A commit to SQLite has failed or has not: nothing else strays.
+            async with self._runtime.database.write() as transaction:
+                await give_back(transaction, unread, process=self._process)
+        self._unread.difference_update(unread)
 
     async def tell_state(self) -> bool:
         """Record whether this process takes samples, and its replicas, if that has changed.
@@ -321,6 +332,8 @@ def _told(routed: RoutedReplica) -> ToldReplica:
         condition = ReplicaCondition.DOWN
     elif routed.is_asleep:
         condition = ReplicaCondition.ASLEEP
+    elif routed.cannot_sleep:
+        condition = ReplicaCondition.CANNOT_SLEEP
     else:
         condition = ReplicaCondition.DRAINING if routed.is_draining else ReplicaCondition.WORKS
     return ToldReplica(routed.name, condition, len(routed.adapters))

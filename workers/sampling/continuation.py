@@ -350,12 +350,7 @@ def _resumed(stop: StopRules, sampled: SampledSequence, report: SequenceReport) 
     sequence.changes = [(span.start, span.version) for span in report.spans]
     if sampled.topk_logprobs is not None:
         sequence.topk = list(zip(sampled.topk_logprobs.token_ids, sampled.topk_logprobs.logprobs, strict=True))
-    length = len(sequence.tokens)
-    # Stop strings are searched in the text as it grows.
-    for end in range(1 if stop.strings else max(1, length), length + 1):
-        sequence.reason = sequence.stop_check.after(sequence.tokens[:end])
-    if report.stop_reason:
-        sequence.reason = sampled.stop_reason
+    sequence.reason = sampled.stop_reason if report.stop_reason else sequence.stop_check.resume(sequence.tokens)
     return sequence
 
 

@@ -2,10 +2,8 @@
 
 import asyncio
 import logging
-import sys
-from asyncio.subprocess import Process
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contracts.base_model import BaseModelFacts
-from contracts.errors import EngineFailure, InvalidRequest, WeftError
+from contracts.errors import EngineFailure, WeftError
 from engine.sampling.background_tasks import BackgroundTasks
 from engine.sampling.forward_messages import (
-    LENGTH_BYTES,
     TOKEN_BYTES,
     Answer,
     Load,
@@ -27,12 +24,13 @@ from engine.sampling.forward_messages import (
     Scored,
     WriteAdapters,
     Written,
-    frame,
+    message_bytes,
     read_answer,
 )
 from engine.sampling.forward_queue import ForwardQueue
 from engine.sampling.replica import UNSCALED, AdapterVersion, Draws, PromptScored, PromptScoring
 from engine.sampling.trainer_forward import HandshakeAdapters
+from workers.child_process import ChildProcess
 
 IDLE_SECONDS = 60.0
 """Time without a request after which the process ends, and gives the base's memory back."""
@@ -42,8 +40,6 @@ LOAD_SECONDS = 1200.0
 """Time in which the process must have loaded the base, before its first answer."""
 TOKEN_SECONDS = 0.1
 """Longest time for each token of a prompt: a base of 70 billion parameters on a few cores."""
-_LARGEST_ANSWER = 2**31
-_END_SECONDS = 10.0
 log = logging.getLogger(__name__)
 
 
@@ -66,7 +62,7 @@ class ForwardProcess:
     def __init__(self, facts: BaseModelFacts, *, dtype: str, patience: Patience | None = None) -> None:
         self._load = Load(facts, dtype)
         self._patience = patience or Patience()
-        self._process: Process | None = None
+        self._process: ChildProcess | None = None
         self._has_answered = False
         """True once the process of now has answered: then it has the base in memory."""
         self._waiting: ForwardQueue[Request, Answer] = ForwardQueue()
@@ -78,7 +74,7 @@ class ForwardProcess:
     @property
     def pid(self) -> int | None:
         """Process that has the base in memory now; None while there is none."""
-        return None if self._process is None or self._process.returncode is not None else self._process.pid
+        return None if self._process is None else self._process.pid
 
     async def score(
         self,
@@ -112,6 +108,9 @@ class ForwardProcess:
             self._holders -= 1
             self._rest()
 
+    def check(self) -> None:
+        """See ``TrainerForward.check``. No device of this process computes the forward."""
+
     async def close(self) -> None:
         """See ``TrainerForward.close``."""
         self._stop_idling()
@@ -126,7 +125,7 @@ class ForwardProcess:
             self._serving = self._background.start(self._serve())
         answer = await found
         if isinstance(answer, Refused):
-            raise (InvalidRequest if answer.is_callers else EngineFailure)(answer.message)
+            raise answer.error()
         return answer
 
     async def _serve(self) -> None:
@@ -166,26 +165,17 @@ class ForwardProcess:
         self._has_answered = True
         return answer
 
-    async def _started(self) -> Process:
-        if self._process is None or self._process.returncode is not None:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "workers.forward_server"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-            )
+    async def _started(self) -> ChildProcess:
+        if self._process is None or self._process.pid is None:
+            self._process = await ChildProcess.start("workers.forward_server")
             self._has_answered = False
-            log.info("loading base model %s for the trainer's forward pid=%d", self._load.facts.name, self._process.pid)
+            log.info("loading base model %s for the trainer's forward pid=%s", self._load.facts.name, self.pid)
         return self._process
 
-    async def _exchange(self, process: Process, request: Request) -> Answer:
+    async def _exchange(self, process: ChildProcess, request: Request) -> Answer:
         for message in (request,) if self._has_answered else (self._load, request):
-            await _send(process, message)
-        if process.stdout is None:
-            raise EOFError
-        length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
-        if length > _LARGEST_ANSWER:
-            raise EOFError
-        return read_answer(await process.stdout.readexactly(length))
+            await process.send(message_bytes(message))
+        return read_answer(await process.receive())
 
     def _rest(self) -> None:
         """Have the process end after a time without a request, unless it is held or has work."""
@@ -202,26 +192,9 @@ class ForwardProcess:
             self._background.start(self._end())
 
     async def _end(self, *, at_once: bool = False) -> None:
-        """End the process: at the end of its input, or killed when it does not end or should end ``at_once``."""
         process, self._process = self._process, None
-        if process is None or process.returncode is not None:
-            return
-        if process.stdin is not None:
-            process.stdin.close()
-        try:
-            async with asyncio.timeout(0 if at_once else _END_SECONDS):
-                await process.wait()
-        except (TimeoutError, asyncio.CancelledError):
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-
-
-async def _send(process: Process, request: Request) -> None:
-    if process.stdin is None:
-        raise EOFError
-    process.stdin.write(frame(request))
-    await process.stdin.drain()
+        if process is not None:
+            await process.end(at_once=at_once)
 
 
 def _failed() -> EngineFailure:

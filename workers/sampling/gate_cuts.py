@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from contracts.errors import EngineFailure
+from engine.sampling.replica import GenerateRequest
 from telemetry.sampling import SamplingTelemetry
 from tenants.gates import Gate, GateMode
 from workers.sampling.attempt import Attempt, AttemptState
@@ -20,11 +21,15 @@ class GateCuts:
         self._gate_cache = gate_cache
         self._attempts = attempts
         self._telemetry = telemetry
+        self._cutting: set[asyncio.Task[None]] = set()
 
     async def apply(self) -> None:
-        """Refresh the gate cache and cut the attempts behind closed gates. Return once the replicas have confirmed."""
+        """Refresh the gate cache and begin to cut the attempts behind closed gates.
+
+        Nothing waits for a replica to confirm a cut, since other gates close meanwhile: a pause waits for its samples to leave
+        flight. An attempt is cut once, and its states follow the order in which its gates change.
+        """
         await self._gate_cache.refresh()
-        cuts = []
         for attempt in self._attempts:
             wanted = _state_behind(self._gate_cache.closed_before(attempt.source.run, attempt.operation.tenant))
             if wanted is None or not attempt.may_move(wanted):
@@ -33,8 +38,21 @@ class GateCuts:
             attempt.move(wanted)
             if was_running:
                 self._telemetry.cut("gate")
-                cuts.append(_cut_requests(attempt))
-        await asyncio.gather(*cuts)
+                cutting = asyncio.create_task(_cut(attempt), name=f"cut {attempt.operation.id}")
+                self._cutting.add(cutting)
+                cutting.add_done_callback(self._ended)
+
+    async def close(self) -> None:
+        """Give up the cuts that replicas have not confirmed."""
+        cutting = list(self._cutting)
+        for task in cutting:
+            task.cancel()
+        await asyncio.gather(*cutting, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._cutting.discard(task)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            log.error("%s failed", task.get_name(), exc_info=failure)
 
 
 def _state_behind(gates: list[Gate]) -> AttemptState | None:
@@ -45,10 +63,14 @@ def _state_behind(gates: list[Gate]) -> AttemptState | None:
     return AttemptState.CUT if GateMode.KEEP in modes else None
 
 
-async def _cut_requests(attempt: Attempt) -> None:
-    for request in attempt.requests:
-        try:
-            await attempt.routed.replica.cut(request.request_id)
-        except EngineFailure as failure:
-            # The request's stream has ended with the same failure, so the sample goes on elsewhere.
-            log.warning("cut not confirmed replica=%s: %s", attempt.routed.name, failure.message)
+async def _cut(attempt: Attempt) -> None:
+    """Cut all requests of the attempt together: after an earlier cut each of its sequences has one of its own."""
+    await asyncio.gather(*(_cut_request(attempt, request) for request in attempt.requests))
+
+
+async def _cut_request(attempt: Attempt, request: GenerateRequest) -> None:
+    try:
+        await attempt.routed.replica.cut(request.request_id)
+    except EngineFailure as failure:
+        # The request's stream has ended with the same failure, so the sample goes on elsewhere.
+        log.warning("cut not confirmed replica=%s: %s", attempt.routed.name, failure.message)

@@ -7,20 +7,25 @@ from pathlib import Path
 from contracts.errors import EngineFailure
 from contracts.ids import CheckpointId, RunId
 from engine.sampling.replica import AdapterVersion
+from tenants.shares import WeighedTenant
 from workers.sampling.open_attempts import OpenAttempts
 from workers.sampling.router import Router
 
 log = logging.getLogger(__name__)
 
 
-async def prepare(router: Router, run: RunId, version: CheckpointId, directory: Path) -> None:
-    """Load a version beside the old one on every replica that samples the run, without a pause.
+async def prepare(
+    router: Router, run: RunId, version: CheckpointId, directory: Path, owner: WeighedTenant | None = None
+) -> None:
+    """Load a version beside the old one on every replica that samples the run, without a pause, in the turns of its owner.
 
     Raises ``WeftError`` when a live replica cannot load the version. No replica keeps the version then.
     """
     wanted = AdapterVersion(name=version, directory=directory)
     replicas = [routed for routed in router.replicas if routed.takes_work and run in routed.adapters.values()]
-    ends = await asyncio.gather(*(routed.replica.load(wanted) for routed in replicas), return_exceptions=True)
+    name, share = (owner.id, owner.share) if owner is not None else ("", 1.0)
+    loads = (routed.replica.load(wanted, owner=name, share=share) for routed in replicas)
+    ends = await asyncio.gather(*loads, return_exceptions=True)
     loaded = [routed for routed, end in zip(replicas, ends, strict=True) if end is None]
     for routed, end in zip(replicas, ends, strict=True):
         if end is None:

@@ -88,8 +88,6 @@ class _ReplicaWatch:
         self._handshake = handshake
         self._router = router
         self._read_directives = read_directives
-        self._cannot_sleep = False
-        """True once the replica has refused to sleep; a new start resets it."""
         self._missed = 0
         """Looks or starts in a row that failed."""
         self._pause = WATCH_SECONDS
@@ -117,7 +115,6 @@ class _ReplicaWatch:
                 f"the source {self.name} started a replica {replica.name}: its watcher would not find it"
             )
         log.info("replica %s takes work", self.name)
-        self._cannot_sleep = False
         self._router.put(replica, is_draining=self.name in await self._read_directives())
 
     async def _started(self) -> SamplerReplica:
@@ -147,6 +144,8 @@ class _ReplicaWatch:
     async def _look(self) -> None:
         """Check the replica's health and follow its directive, or start it again after ``MISSED_LOOKS`` misses."""
         self._pause = WATCH_SECONDS
+        if self._handshake is not None:
+            self._handshake.check()
         routed = self._router.find(self.name)
         if routed is not None:
             await self._router.check(routed)
@@ -175,9 +174,11 @@ class _ReplicaWatch:
             standing = (await self._read_directives()).get(routed.name)
             self._router.drain(routed, is_draining=standing is not None or routed.is_asleep is not False)
             must_sleep = standing is not None and standing.directive is ReplicaDirective.SLEEP
+            if not must_sleep:
+                self._router.note_refusal(routed, cannot_sleep=False)
             if must_sleep is routed.is_asleep or not routed.is_alive:
                 return
-            if must_sleep and (routed.sequences or self._cannot_sleep):
+            if must_sleep and (routed.sequences or routed.cannot_sleep):
                 return
             routed.is_asleep = None
             await (routed.replica.sleep() if must_sleep else routed.replica.wake_up())
@@ -187,7 +188,7 @@ class _ReplicaWatch:
         except InvalidRequest as refusal:
             # The replica can never sleep. It stays drained, which is the other half of the directive.
             routed.is_asleep = False
-            self._cannot_sleep = True
+            self._router.note_refusal(routed, cannot_sleep=True)
             log.warning("replica %s cannot sleep: %s", routed.name, refusal.message)
         except WeftError as failure:
             log.error("replica %s: an operator's directive was not carried out: %s", routed.name, failure)

@@ -10,21 +10,26 @@ from typing import Protocol
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from contracts.secrets import mask_secrets
+from engine.machine_memory import available_memory
 from engine.sampling.replica import SamplerReplica
 from engine.sampling.trainer_forward import TrainerForward
 from engine.sampling.vllm.command import find_server_command
 from engine.sampling.vllm.model_memory import ModelMemory, checkpoint_dtype
 from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, has_accelerator
 from engine.sampling.vllm.replica import VllmReplica
-from engine.sampling.vllm.server_memory import MemoryNeed, gpus_each
+from engine.sampling.vllm.server_memory import MemoryNeed, ServerMemory, gpus_each
 from engine.sampling.vllm.settings import VllmSettings
 from store.data_folder import DataFolder
 from store.settings import Settings
 
 RESIDENT_PER_SLOT = 8
-"""Adapters that a server keeps resident for each adapter that fits into a batch (``vllm_max_loras``)."""
+"""Most adapters that a server keeps resident for each adapter that fits into a batch (``vllm_max_loras``)."""
+_RESIDENT_SHARE = 0.25
+"""Share of the host memory left that resident adapters may take, of all servers that this process starts."""
 _OWN_SPARE_PLACES = 1
 """Places for adapters beyond the resident ones, on servers that weft starts."""
+_BESIDE_RESIDENT = _OWN_SPARE_PLACES + 1
+"""Places beyond the resident ones: a spare one, and the zero adapter's."""
 _SPEC = re.compile(r"((?P<base>.+?)=)?(?P<url>(https?://|unix:///)[^#]+?)/?(#(?P<name>(?!vllm-)[A-Za-z0-9_.-]{1,64}))?")
 """Form of an entry of ``vllm_urls``. Names that begin with ``vllm-`` are those of servers that weft starts."""
 
@@ -78,22 +83,27 @@ class ManagedVllm:
     def __init__(
         self, settings: VllmSettings, process: VllmProcessSettings, forward: TrainerForward | None = None
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._forward = forward
         self.process_settings = process
         self._process: VllmProcess | None = None
+        self._had: ServerMemory | None = None
 
     @property
     def name(self) -> str:
         """Name of the replica."""
-        return self._settings.name
+        return self.settings.name
 
     async def start(self) -> SamplerReplica:
-        """See ``ReplicaSource``. A server of an earlier start is stopped first."""
+        """See ``ReplicaSource``. A server of an earlier start is stopped first, and the next one may have its memory."""
         await self.stop()
-        self._process = VllmProcess(self.process_settings)
+        need = self.process_settings.need
+        wished = None if need is None else replace(need, had=self._had)
+        self._process = VllmProcess(replace(self.process_settings, need=wished))
         await self._process.start()
-        replica = VllmReplica(replace(self._settings, base_url=self._process.base_url), self._forward)
+        if self._process.memory is not None:
+            self._had = self._process.memory
+        replica = VllmReplica(replace(self.settings, base_url=self._process.base_url), self._forward)
         await replica.start()
         return replica
 
@@ -119,14 +129,18 @@ def vllm_sources(
     vLLM cannot serve with adapters, and where no vLLM is found to start.
     """
     servers = [server for server in vllm_servers(settings.vllm_urls) if server.base_model in (None, facts.name)]
+    most = settings.vllm_max_loras * RESIDENT_PER_SLOT
     sources: list[ReplicaSource] = [
-        ExternalVllm(_vllm_settings(settings, facts, data_folder, server.name, server.url), forward)
+        ExternalVllm(_vllm_settings(settings, facts, data_folder, server.name, server.url, most), forward)
         for server in servers
     ]
+    if not settings.vllm_replicas:
+        return sources
+    need, resident = _memory_need(settings, facts, most, trains_here=trains_here)
     sources += [
         ManagedVllm(
-            _vllm_settings(settings, facts, data_folder, f"vllm-{number}", ""),
-            _process_settings(settings, facts, data_folder, f"vllm-{number}", trains_here=trains_here),
+            _vllm_settings(settings, facts, data_folder, f"vllm-{number}", "", resident),
+            _process_settings(settings, facts, data_folder, f"vllm-{number}", need, resident),
             forward,
         )
         for number in range(settings.vllm_replicas)
@@ -183,7 +197,7 @@ def _plain(name: str) -> str:
 
 
 def _vllm_settings(
-    settings: Settings, facts: BaseModelFacts, data_folder: DataFolder, own: str, url: str
+    settings: Settings, facts: BaseModelFacts, data_folder: DataFolder, own: str, url: str, resident: int
 ) -> VllmSettings:
     return VllmSettings(
         name=replica_name(settings, own),
@@ -194,7 +208,7 @@ def _vllm_settings(
         zero_adapter=data_folder.path(f"zero-adapters/{_folder_name(facts.name)}"),
         max_lora_rank=settings.max_rank,
         max_loras=settings.vllm_max_loras,
-        max_resident=settings.vllm_max_loras * RESIDENT_PER_SLOT,
+        max_resident=resident,
         # The places of a server that somebody else runs are unknown.
         spare_places=0 if url else _OWN_SPARE_PLACES,
         api_key=settings.vllm_api_key,
@@ -208,10 +222,10 @@ def _vllm_settings(
 
 
 def _process_settings(
-    settings: Settings, facts: BaseModelFacts, data_folder: DataFolder, own: str, *, trains_here: bool
+    settings: Settings, facts: BaseModelFacts, data_folder: DataFolder, own: str, need: MemoryNeed, resident: int
 ) -> VllmProcessSettings:
     on_cpu = not has_accelerator()
-    dtype = checkpoint_dtype(facts.path) if settings.base_dtype == "auto" else settings.base_dtype
+    dtype = _dtype(settings, facts)
     if dtype == "float32" and not on_cpu:
         raise InvalidRequest(
             f"{facts.name} is of float32, and vLLM's adapters on an accelerator take half precision only: set "
@@ -225,17 +239,17 @@ def _process_settings(
         context_length=settings.vllm_context_length or facts.context_length,
         max_lora_rank=settings.max_rank,
         max_loras=settings.vllm_max_loras,
-        # One more for the zero adapter.
-        max_cpu_loras=settings.vllm_max_loras * RESIDENT_PER_SLOT + _OWN_SPARE_PLACES + 1,
+        max_cpu_loras=resident + _BESIDE_RESIDENT,
         head_adapters=settings.vllm_head_adapters,
         max_logprobs=_most_logprobs(settings),
         dtype=dtype,
-        need=_memory_need(settings, facts, dtype, trains_here=trains_here),
+        need=need,
         max_sequences=settings.vllm_sequences,
         on_cpu=on_cpu,
         tune_cpu=settings.vllm_tune_cpu,
         extra=settings.vllm_arguments,
         api_key=settings.vllm_api_key,
+        start_deadline_s=settings.vllm_start.total_seconds(),
     )
 
 
@@ -244,14 +258,31 @@ def _most_logprobs(settings: Settings) -> int:
     return settings.max_topk_logprobs + 1
 
 
-def _memory_need(settings: Settings, facts: BaseModelFacts, dtype: str, *, trains_here: bool) -> MemoryNeed:
+def _dtype(settings: Settings, facts: BaseModelFacts) -> str:
+    return checkpoint_dtype(facts.path) if settings.base_dtype == "auto" else settings.base_dtype
+
+
+def _memory_need(settings: Settings, facts: BaseModelFacts, most: int, *, trains_here: bool) -> tuple[MemoryNeed, int]:
+    """Return what each server needs, and how many adapters it keeps resident: ``most``, or as many as the host has memory for."""
+    places, devices = settings.vllm_max_loras, gpus_each(settings.vllm_arguments)
+    servers = settings.vllm_replicas * max(1, len(settings.base_models))
+    model = ModelMemory.read(facts.path, dtype=_dtype(settings, facts), max_rank=settings.max_rank, adapters=places)
+    # Each of a server's processes, one for each of its GPUs, keeps them all.
+    each = model.adapters // places * devices
+    fit = int(available_memory() * _RESIDENT_SHARE / servers) // max(1, each) - _BESIDE_RESIDENT
+    # Fewer than fit into a batch are of no use.
+    resident = max(places, min(most, fit))
+    if resident < most:
+        log.warning("a vLLM server for %s keeps %d adapters resident, not %d: host memory", facts.name, resident, most)
     _, _, number = settings.device.partition(":")
-    return MemoryNeed(
-        model=ModelMemory.read(facts.path, dtype=dtype, max_rank=settings.max_rank, adapters=settings.vllm_max_loras),
+    need = MemoryNeed(
+        model=model,
         context_length=settings.vllm_context_length or facts.context_length,
         sequences=settings.vllm_sequences,
-        servers=settings.vllm_replicas * max(1, len(settings.base_models)),
+        servers=servers,
         share=settings.vllm_memory_share,
         trainer_gpu=int(number or 0) if trains_here and settings.device != "cpu" else None,
-        gpus_each=gpus_each(settings.vllm_arguments),
+        gpus_each=devices,
+        resident=(resident + _BESIDE_RESIDENT) * each,
     )
+    return need, resident

@@ -4,6 +4,7 @@ A process that ends in order saves the tokens of its samples. One that dies does
 stream have the tokens that clients have read. They are asked for them before the sample goes on.
 """
 
+import asyncio
 import logging
 from collections.abc import Collection
 
@@ -42,8 +43,8 @@ class Resumption:
         if saved is None or not saved.body:
             return
         try:
-            progress = decode_progress(saved.body)
-            continuation.resume(progress.output, progress.report.sequences, restarts=progress.restarts)
+            # Many long sequences take a while, for which the lease and other samples would wait.
+            progress = await asyncio.to_thread(_resumed, continuation, saved.body)
         except ValueError as error:
             log.error("operation=%s is drawn again, its progress cannot be read: %s", operation.id, error)
             return
@@ -89,6 +90,13 @@ class Resumption:
             log.warning("the tokens of %d samples could not be saved: %s", len(unsaved), failure.message)
             return unsaved
         return []
+
+
+def _resumed(continuation: Continuation, body: bytes) -> SampleProgress:
+    """Give ``continuation`` the progress that is saved as ``body``, and return it. Raises ``ValueError``."""
+    progress = decode_progress(body)
+    continuation.resume(progress.output, progress.report.sequences, restarts=progress.restarts)
+    return progress
 
 
 def _progress(continuation: Continuation, history: History) -> SampleProgress:

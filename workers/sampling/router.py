@@ -56,6 +56,8 @@ class RoutedReplica:
     is_draining: bool = False
     is_asleep: bool | None = False
     """None: unknown, because the replica has not answered a directive or its server was away."""
+    cannot_sleep: bool = False
+    """True once the replica has refused to sleep, until it is no longer told to, or starts anew."""
     adapters: OrderedDict[str, RunId | None] = field(default_factory=OrderedDict)
     """Run of each version that was asked for on the replica, the least recently used version first."""
 
@@ -92,7 +94,7 @@ class Router:
             routed = RoutedReplica(replica)
             self.replicas.append(routed)
         routed.replica = replica
-        routed.is_asleep = False
+        routed.is_asleep = routed.cannot_sleep = False
         routed.is_draining = is_draining
         routed.adapters.clear()
         self.mark(routed, is_alive=True)
@@ -143,6 +145,12 @@ class Router:
         """Stop giving the replica new samples, or start again."""
         if routed.is_draining != is_draining:
             routed.is_draining = is_draining
+            self._announce()
+
+    def note_refusal(self, routed: RoutedReplica, *, cannot_sleep: bool) -> None:
+        """Record whether the replica refuses the sleep that it is told."""
+        if routed.cannot_sleep != cannot_sleep:
+            routed.cannot_sleep = cannot_sleep
             self._announce()
 
     def _announce(self) -> None:

@@ -124,7 +124,7 @@ class SampleRunner:
             attempts = operation.attempts + history.deaths
             check_attempts(attempts, self._most_attempts)
             try:
-                async with self._suspects.turn(attempts):
+                async with self._suspects.turn(attempts, operation.tenant, operation.share):
                     await self._draw(operation, continuation, history, patience, is_suspect=attempts > 0)
             except HeldBack as held:
                 if not (attempts and continuation.made):

@@ -14,6 +14,7 @@ from store.sampled_bases import sampled_facts
 from store.tables import ProcessKind
 from tenants.checkpoints import directory_of
 from tenants.replica_directives import StandingDirective, standing_directives
+from tenants.shares import owner_of_run
 from workers.leases.base_weights import WeightsCheck
 from workers.leases.pools import PoolHeartbeat
 from workers.leases.processes import new_identity
@@ -44,7 +45,10 @@ class BaseSampling:
 
     async def prepare(self, run: RunId, version: CheckpointId) -> None:
         """Load the version on every replica that samples the run. Raises ``WeftError``, and then no replica has the version."""
-        await prepare(self.pool.router, run, version, self.runtime.data_folder.path(directory_of(version)))
+        async with self.runtime.database.read() as session:
+            owner = await owner_of_run(session, run)
+        directory = self.runtime.data_folder.path(directory_of(version))
+        await prepare(self.pool.router, run, version, directory, owner)
 
     async def withdraw(self, version: CheckpointId) -> None:
         """Unload the version from every replica once no sample uses it."""

@@ -6,17 +6,15 @@ with its tokens.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from time import monotonic
 from typing import TypeVar
 
 from contracts.base_model import BaseModelFacts
 from contracts.errors import EngineFailure, Unavailable, UnreadableOperation, WeftError
-from contracts.ledger_records import Completion, ReadyOperation
-from contracts.operations import OperationKind, Result, SampleOutput, SampleRequest, Unreadable
-from contracts.provenance import encode_sample_record
-from contracts.sample_report import SampleReport
+from contracts.ledger_records import ReadyOperation
+from contracts.operations import OperationKind, SampleRequest, Unreadable
 from contracts.vocabulary import BaseVocabulary
 from ledger.runtime import Runtime
 from ledger.wakeups import cancelled_samples_topic, cleared_samples_topic, gates_topic, sampling_topic, versions_topic
@@ -25,13 +23,11 @@ from store.repeat import repeat, wait_for_any
 from telemetry.context import working_on
 from telemetry.sampling import SamplingTelemetry
 from tenants.gates import clear_in_flight
-from tenants.limits import Limits
-from tenants.sample_records import NewRecord, record_samples
-from tenants.sample_reports import record_reports
 from workers.sampling.claims import HeldBack, SampleClaims
 from workers.sampling.continuation import Continuation
 from workers.sampling.gate_cuts import GateCuts
 from workers.sampling.resumption import Resumption, Unfinished
+from workers.sampling.sample_endings import Outcome, SampleEndings
 from workers.sampling.sample_request import stop_rules
 from workers.sampling.sample_runner import History, SampleRunner
 from workers.sampling.swap import Swap
@@ -39,7 +35,6 @@ from workers.sampling.swap import Swap
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Outcome = tuple[SampleOutput, SampleReport] | WeftError
 
 _FIRST_PAUSE_SECONDS = 0.1
 _RECORD_SECONDS = 5.0
@@ -69,7 +64,6 @@ class SamplingWorker:
         telemetry: SamplingTelemetry,
     ) -> None:
         self._runtime = runtime
-        self._limits = Limits.of(runtime.settings)
         self._facts = facts
         self._vocabulary = vocabulary
         self._runner = runner
@@ -77,7 +71,9 @@ class SamplingWorker:
         self._swap = swap
         self._claims = claims
         self._telemetry = telemetry
-        self._endings: Batcher[tuple[ReadyOperation, Outcome], None] = Batcher(self._record)
+        self._endings: Batcher[tuple[ReadyOperation, Outcome], None] = Batcher(
+            SampleEndings(runtime, facts.name, claims.heartbeat.identity.id).record
+        )
         self._in_flight: dict[str, asyncio.Task[None]] = {}
         self._drawn: dict[str, asyncio.Task[object]] = {}
         """Tasks whose samples are dispatched or drawn now; the others record an outcome."""
@@ -91,6 +87,8 @@ class SamplingWorker:
         """True while this process draws nothing because others may count it as dead."""
         self._lost: list[Unfinished] = []
         """Samples that were left for that, with their tokens."""
+        self._is_sweep_due = False
+        """True once samples that were left may be given back."""
         self._cancelled: set[str] = set()
         """Samples that are drawn here although their operations have been ended from outside."""
         self._resumption = Resumption(runtime)
@@ -134,6 +132,7 @@ class SamplingWorker:
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
+        await self._gate_cuts.close()
         await self._endings.settle()
         await self._runner.settle()
         await self._claims.settle()
@@ -220,23 +219,20 @@ class SamplingWorker:
                 self._runtime.ledger.wakeups.announce_after_commit(transaction, cleared_samples_topic(self._facts.name))
             self._is_off = False
             del self._lost[: len(lost)]
-            self._swept_at = float("-inf")
+            self._is_sweep_due = True
             self._has_room.set()
 
     async def _look(self) -> None:
         """Sweep if it is time to, and start the samples that wait. After a failure the next look sweeps."""
         await wait_for_any([self._claims.heartbeat.has_looked, self._stopping], None)
         swept_at, self._swept_at = self._swept_at, float("-inf")
-        if monotonic() - swept_at >= SWEEP_SECONDS:
-            await self._sweep()
+        if self._is_sweep_due or monotonic() - swept_at >= SWEEP_SECONDS:
+            self._is_sweep_due = False
+            # Those that were left stay claimed until their tokens are saved.
+            await self._claims.sweep([*self._in_flight, *(operation.id for operation, _, _ in self._lost)])
             swept_at = monotonic()
         await self._start_samples()
         self._swept_at = swept_at
-
-    async def _sweep(self) -> None:
-        """Return claimed samples that this process does not work on."""
-        if not self._runtime.database.has_one_service:
-            await self._claims.sweep(list(self._in_flight))
 
     async def _start_samples(self) -> None:
         """Claim and start the samples that may run now, as long as there is room."""
@@ -355,45 +351,12 @@ class SamplingWorker:
         await self._endings.ask((operation, outcome))
         self._telemetry.finished(operation, outcome)
 
-    async def _record(self, ends: Sequence[tuple[ReadyOperation, Outcome]]) -> list[None]:
-        """Write the results and reports, and delete the in-flight rows, in one transaction.
-
-        What this process drew while it counted as dead is dropped, if its samples are others' by then: clients may have read
-        other tokens of them.
-        """
-        completions, reports, recorded = [], [], []
-        for operation, outcome in ends:
-            result: Result | WeftError = outcome if isinstance(outcome, WeftError) else outcome[0]
-            completions.append(Completion(operation, result))
-            if not isinstance(outcome, WeftError):
-                reports.append((operation.tenant, operation.id, outcome[1]))
-                if isinstance(operation.payload, SampleRequest) and operation.payload.is_recorded:
-                    recorded.append((operation, operation.payload, outcome[0]))
-        # Encoding a long sample takes many milliseconds, for which other samples would wait.
-        records = await asyncio.to_thread(_records_of, recorded) if recorded else []
-        now, kept = self._runtime.clock(), self._runtime.settings.retention_sample_records
-        async with self._runtime.database.write() as transaction:
-            process = self._claims.heartbeat.identity.id
-            lost = await self._runtime.ledger.complete(transaction, completions, process=process)
-            await clear_in_flight(transaction, [operation.id for operation, _ in ends], process)
-            await record_reports(transaction, [one for one in reports if one[1] not in lost])
-            kept_records = [one for one in records if one.operation not in lost]
-            await record_samples(transaction, kept_records, self._limits, now=now, expires_at=now + kept)
-            self._runtime.ledger.wakeups.announce_after_commit(transaction, cleared_samples_topic(self._facts.name))
-        return [None] * len(ends)
-
 
 def _this_task() -> asyncio.Task[object]:
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("not in a task")
     return task
-
-
-def _records_of(recorded: Sequence[tuple[ReadyOperation, SampleRequest, SampleOutput]]) -> list[NewRecord]:
-    """Return the records by which training may name these samples, without those that are too large."""
-    bodies = ((operation, encode_sample_record(request, output)) for operation, request, output in recorded)
-    return [NewRecord(one.id, one.tenant, one.lane, body) for one, body in bodies if body is not None]
 
 
 async def _until_available(call: Callable[[], Awaitable[T]]) -> T:

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import EngineFailure, LeaseLost, NotFound, PoisonOperation, RunUnloaded, Unavailable
-from contracts.ids import CheckpointId, RunId
+from contracts.ids import CheckpointId, RunId, TenantId
 from contracts.ledger_records import PendingOperation, ReadyOperation, RunLease, lease_of
 from contracts.operations import LoadWeights, LoraSettings, OperationKind
 from contracts.paths import Segment, parse_path
@@ -24,6 +24,7 @@ from engine.training.checkpoint_files import read_checkpoint
 from engine.training.trainer import fresh_state, loaded_state
 from ledger.runtime import Runtime
 from ledger.statements import MAX_PENDING
+from store.fair_places import OWN_WORK, FairPlaces, Owner
 from store.tables import Run, RunState
 from tenants.checkpoint_holds import find_loaded, held_checkpoint
 from tenants.checkpoints import directory_of
@@ -56,11 +57,15 @@ class LoadedCheckpoint:
     state: AdapterState
 
 
+class CheckpointUnread(Exception):
+    """A checkpoint's files cannot be read now. Nothing has changed."""
+
+
 class AdapterRestorer:
     """Makes adapters' states and puts them into one base model's trainer."""
 
-    def __init__(self, runtime: Runtime, engine: TrainingEngine, files: asyncio.Semaphore) -> None:
-        """Take ``files`` as the limit of adapters read or written at the same time."""
+    def __init__(self, runtime: Runtime, engine: TrainingEngine, files: FairPlaces) -> None:
+        """Read in places of ``files``."""
         self._database = runtime.database
         self._ledger = runtime.ledger
         self._data_folder = runtime.data_folder
@@ -96,7 +101,7 @@ class AdapterRestorer:
         log.debug("restoring run=%s snapshot_seq=%d next_seq=%d", run.id, run.snapshot_seq_id, run.next_seq_id)
         replayed = len(replays)
         if run.snapshot_dir is not None:
-            state = await self._read_snapshot(run.snapshot_dir)
+            state = await self._read_snapshot(run.snapshot_dir, operation.tenant)
         else:
             state = await self._create_again(run, replays.pop(0) if replays else None)
         await self._compute.run(partial(self._trainer.put, run_id, state))
@@ -119,8 +124,8 @@ class AdapterRestorer:
             reached = some[-1].seq_id if some else reached
         return found
 
-    async def _read_snapshot(self, directory: str) -> AdapterState:
-        async with self._files:
+    async def _read_snapshot(self, directory: str, owner: TenantId) -> AdapterState:
+        async with self._files.place_of(owner):
             return await asyncio.to_thread(read_state, self._data_folder.path(directory), self._trainer.base)
 
     async def _create_again(self, run: Run, first: PendingOperation | None) -> AdapterState:
@@ -136,10 +141,13 @@ class AdapterRestorer:
             raise PoisonOperation(f"{creation.attempts} trainers ended at the creation (request {creation.id})")
         with self._in_hand.holding([creation.id]):
             if isinstance(creation.payload, LoadWeights):
-                return (await self.read_checkpoint(creation, creation.payload)).state
+                try:
+                    return (await self.read_checkpoint(creation, creation.payload, creation.tenant)).state
+                except CheckpointUnread as unread:
+                    raise Unavailable(str(unread)) from unread
             if creation.kind is not OperationKind.CREATE_MODEL:
                 raise EngineFailure(f"replay cannot begin with operation {creation.seq_id}, a {creation.kind}")
-            return await self._fresh(lora_settings(run))
+            return await self._fresh(lora_settings(run), creation.tenant)
 
     async def _note(self, run: Run, replayed: int) -> None:
         """Note the restore in the run's history: the first under a lease, and every one that replays operations."""
@@ -154,17 +162,19 @@ class AdapterRestorer:
 
     async def put_fresh(self, run: RunId, settings: LoraSettings) -> AdapterState:
         """Put a fresh adapter into the trainer and return its state. Raises ``InvalidRequest``."""
-        state = await self._fresh(settings)
+        # Creations come one at a time, and everybody's wait for each.
+        state = await self._fresh(settings, OWN_WORK)
         await self._compute.run(partial(self._trainer.put, run, state))
         return state
 
-    async def _fresh(self, settings: LoraSettings) -> AdapterState:
-        async with self._files:
+    async def _fresh(self, settings: LoraSettings, owner: Owner) -> AdapterState:
+        async with self._files.place_of(owner):
             return await asyncio.to_thread(fresh_state, self._trainer.base, settings)
 
-    async def read_checkpoint(self, operation: ReadyOperation, load: LoadWeights) -> LoadedCheckpoint:
-        """Return the state that the operation's adapter is to get from a training checkpoint. Raises ``WeftError``.
+    async def read_checkpoint(self, operation: ReadyOperation, load: LoadWeights, owner: Owner) -> LoadedCheckpoint:
+        """Return the state that the operation's adapter is to get from a training checkpoint.
 
+        Raises ``WeftError``, and ``CheckpointUnread`` for files that cannot be read now. It is read in a turn of ``owner``.
         The checkpoint is the one that was recorded for the operation, whatever its name stands for by now.
         """
         path = parse_path(load.path, segment=Segment.WEIGHTS)
@@ -180,10 +190,12 @@ class AdapterRestorer:
                     )
                 checkpoint = CheckpointId(found_now.id)
         run_id, directory = RunId(operation.lane), self._data_folder.path(directory_of(checkpoint))
-        async with self._files:
-            found = await asyncio.to_thread(
-                partial(read_checkpoint, directory, self._trainer.base, optimizer=load.optimizer)
-            )
+        async with self._files.place_of(owner):
+            read = partial(read_checkpoint, directory, self._trainer.base, optimizer=load.optimizer)
+            try:
+                found = await asyncio.to_thread(read)
+            except Unavailable as outage:
+                raise CheckpointUnread(outage.message) from outage
         if not load.creates:
             found = loaded_state(self._trainer.state(run_id), found)
         return LoadedCheckpoint(checkpoint, found)

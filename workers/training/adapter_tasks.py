@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import islice
+from time import monotonic
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -23,11 +24,12 @@ from contracts.operations import LoadWeights, OperationKind, SaveWeights, SaveWe
 from ledger.runtime import Runtime
 from ledger.untold import tell
 from telemetry.context import working_on
+from workers.training.adapter_restorer import CheckpointUnread
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.completion_writer import CompletionWriter
 from workers.training.creation_limits import MOST_ASKED
 from workers.training.lanes import PASS_KINDS, Lane, Lanes, creates, is_unreadable
-from workers.training.operation_outcomes import OperationOutcomes, failure_of, unrestored
+from workers.training.operation_outcomes import OperationOutcomes, failure_of, left_out, unrestored
 from workers.training.residency import AdapterResidency
 from workers.training.training_engine import TrainingEngine
 from workers.training.turns import Turns
@@ -36,6 +38,10 @@ log = logging.getLogger(__name__)
 
 _RETRIED = (LeaseLost, OutcomeConflict, Unavailable, SQLAlchemyError)
 """Errors that are not the operation's fault. The trainer that has the run's lease, this one or another, runs it again."""
+_PAUSE_SECONDS = 1.0
+"""Time between two tries of an operation while the database or the data folder is away, or its adapter cannot come in."""
+_COME_IN_SECONDS = 30.0
+"""Time for which an adapter that cannot be brought in, as for lack of memory, is tried again before its operation fails."""
 _BY_PASSES = PASS_KINDS | {OperationKind.OPTIM_STEP}
 
 
@@ -151,33 +157,54 @@ class AdapterTasks:
 
     async def _run_held(self, lane: Lane, head: ReadyOperation, work: Coroutine[Any, Any, bool], retries: bool) -> None:
         with self._engine.in_hand.holding([head.id]):
-            await self._run(lane, head, work, retries)
+            is_away = await self._run(lane, head, work, retries)
+        if is_away:
+            await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _run(self, lane: Lane, head: ReadyOperation, work: Coroutine[Any, Any, bool], retries: bool) -> None:
+    async def _run(self, lane: Lane, head: ReadyOperation, work: Coroutine[Any, Any, bool], retries: bool) -> bool:
         """Await ``work``, which returns whether the operation has run, and record the outcome.
 
-        An unforeseen error fails the operation. With ``retries`` such an error drops the run from memory instead, and the
-        operation is tried again.
+        An unforeseen error fails the operation, with ``retries`` only once it has come for ``_COME_IN_SECONDS``. Return
+        whether the operation waits: for the database, the data folder or its adapter's coming in.
         """
         try:
             has_run = await work
-        except _RETRIED:
+        except CheckpointUnread as unread:
+            # The adapter stays: what came before the load need not be computed again.
+            log.warning("operation=%s kind=%s cannot read its checkpoint now: %s", head.id, head.kind, unread)
+            self._turns.put_off(head.id)
+            return True
+        except _RETRIED as failure:
             log.exception("operation=%s kind=%s could not be run or recorded; trying again later", head.id, head.kind)
+            self._turns.put_off(head.id)
             self._outcomes.drop(lane.run)
             tell(self._wakeups, [head.id])
+            return isinstance(failure, Unavailable)
         except WeftError as error:
             await self._fail(lane, head, error)
-        except Exception:
+        except Exception as failure:
             await self._engine.check_device()
-            if retries:
-                log.exception("run=%s could not be brought in; trying again later", lane.run)
-                self._outcomes.drop(lane.run)
-            else:
-                log.exception("operation=%s kind=%s failed", head.id, head.kind)
-                await self._fail(lane, head, failure_of(head))
+            if retries and self._comes_in_later(lane, head):
+                return True
+            log.exception("operation=%s kind=%s failed", head.id, head.kind)
+            await self._fail(lane, head, left_out(head, failure) if retries else failure_of(head))
         else:
             if has_run:
                 self._finish(lane, head)
+        return False
+
+    def _comes_in_later(self, lane: Lane, head: ReadyOperation) -> bool:
+        """Return whether an adapter that could not be brought in, as for lack of memory, is tried again."""
+        self._residency.forget(lane.run)
+        now = monotonic()
+        if lane.failing_since is None:
+            log.warning("run=%s could not be brought in; trying again", lane.run, exc_info=True)
+            lane.failing_since = now
+        if now - lane.failing_since < _COME_IN_SECONDS:
+            self._turns.put_off(head.id)
+            return True
+        lane.failing_since = None
+        return False
 
     def _finish(self, lane: Lane, head: ReadyOperation) -> None:
         if lane.is_dropped:
@@ -273,7 +300,7 @@ class AdapterTasks:
             return
         if rebuild is not None:
             lane.begin_rebuild(rebuild, head)
-        lane.has_just_arrived = True
+        lane.has_just_arrived, lane.failing_since = True, None
 
     async def _refuse_unrestored(self, lane: Lane, failure: WeftError) -> bool:
         """Fail an operation whose adapter could not be rebuilt. The next operation has it tried again."""

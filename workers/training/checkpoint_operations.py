@@ -5,15 +5,16 @@ states.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.errors import InvalidRequest, RunUnloaded, Unavailable, WeftError
-from contracts.ids import CheckpointId, RunId, SessionId
+from contracts.errors import EngineFailure, InvalidRequest, RunUnloaded, Unavailable, WeftError
+from contracts.ids import CheckpointId, RunId, SessionId, TenantId
 from contracts.ledger_records import Completion, ReadyOperation
 from contracts.operations import (
     ExternalWeightsSaved,
@@ -46,8 +47,17 @@ from tenants.samplers import NewSampler, create_sampler, publish_live
 from tenants.storage import check_projects_storage, check_storage, store_checkpoint
 from tenants.training_snapshots import snapshot_directory
 from tenants.webhook_events import tell_failed_run
+from workers.training.adapter_restorer import CheckpointUnread, LoadedCheckpoint
 from workers.training.residency import AdapterResidency
 from workers.training.training_engine import TrainingEngine
+from workers.unread_files import UnreadFiles
+
+log = logging.getLogger(__name__)
+
+_PAUSE_SECONDS = 1.0
+"""Time between two tries while the data folder is away."""
+_PREPARE_SECONDS = 30.0
+"""Time in which a version that was written is offered again to samplers that cannot read it."""
 
 
 class CheckpointOperations:
@@ -63,6 +73,7 @@ class CheckpointOperations:
         self._residency = residency
         self._settings = runtime.settings
         self._defaults = Limits.of(runtime.settings)
+        self._unread = UnreadFiles(runtime.data_folder)
 
     async def create(self, operation: ReadyOperation) -> bool:
         """Make the adapter with the settings recorded for the run. Return False if its tenant may open no more runs."""
@@ -78,9 +89,9 @@ class CheckpointOperations:
     async def load(self, operation: ReadyOperation, load: LoadWeights) -> bool:
         """Load a training checkpoint, into a new adapter when ``load.creates``.
 
-        Return False if its tenant may open no more runs.
+        Return False if its tenant may open no more runs. Raises ``CheckpointUnread``: nothing has changed then.
         """
-        found = await self._residency.read_checkpoint(operation, load)
+        found = await self._read(operation, load)
         run = RunId(operation.lane)
         async with self._database.write() as transaction:
             if load.creates and not await self._open(transaction, operation):
@@ -93,9 +104,20 @@ class CheckpointOperations:
         return True
 
     async def load_again(self, operation: ReadyOperation, load: LoadWeights) -> None:
-        """Apply a load whose outcome is recorded already."""
-        found = await self._residency.read_checkpoint(operation, load)
+        """Apply a load whose outcome is recorded already. Raises ``CheckpointUnread``: nothing has changed then."""
+        found = await self._read(operation, load)
         await self._residency.take(operation, load, found.state)
+
+    async def _read(self, operation: ReadyOperation, load: LoadWeights) -> LoadedCheckpoint:
+        try:
+            found = await self._residency.read_checkpoint(operation, load)
+        except CheckpointUnread as unread:
+            if not await self._unread.is_lost(operation.id):
+                raise
+            self._unread.forget(operation.id)
+            raise EngineFailure(f"the checkpoint's file cannot be read (request {operation.id})") from unread
+        self._unread.forget(operation.id)
+        return found
 
     async def _open(self, transaction: AsyncSession, operation: ReadyOperation) -> bool:
         return await open_run_within_limit(transaction, operation.tenant, operation.lane, self._defaults)
@@ -118,7 +140,7 @@ class CheckpointOperations:
             user_metadata=save.user_metadata,
         )
         async with self._removed_unless_recorded(checkpoint), self._database.write() as transaction:
-            await self._record(transaction, operation, new)
+            await self._record(transaction, operation, new, overwrites=save.overwrite)
             await self._complete(transaction, operation, WeightsSaved(path=str(path)))
 
     async def save_for_sampler(self, operation: ReadyOperation, save: SaveWeightsForSampler) -> None:
@@ -144,7 +166,7 @@ class CheckpointOperations:
         started = perf_counter()
         async with self._removed_unless_recorded(checkpoint):
             if is_followed:
-                await self._publication.prepare(self._engine.base_model, new.run_id, checkpoint)
+                await self._prepare(new.run_id, checkpoint)
             async with self._database.write() as transaction:
                 await self._record(transaction, operation, new)
                 if save.name is not None:
@@ -154,6 +176,24 @@ class CheckpointOperations:
                 await self._complete(transaction, operation, result)
         if is_followed:
             self._engine.telemetry.published(operation, seconds=perf_counter() - started)
+
+    async def _prepare(self, run: RunId, checkpoint: CheckpointId) -> None:
+        """Have the samplers' processes load a version, again while one cannot read it.
+
+        After ``_PREPARE_SECONDS`` of that the version is removed and ``Unavailable`` raised: the save begins anew.
+        """
+        ends = monotonic() + _PREPARE_SECONDS
+        while True:
+            try:
+                await self._publication.prepare(self._engine.base_model, run, checkpoint)
+                return
+            except Unavailable as outage:
+                if monotonic() > ends:
+                    # No row can name it yet.
+                    await asyncio.to_thread(self._data_folder.remove, directory_of(checkpoint))
+                    raise
+                log.warning("version=%s cannot be loaded now; trying again: %s", checkpoint, outage.message)
+            await asyncio.sleep(_PAUSE_SECONDS)
 
     async def save_external(self, operation: ReadyOperation, save: SaveWeightsExternal) -> None:
         """Write PEFT's files for use elsewhere, encrypted if the save names recipients."""
@@ -192,9 +232,14 @@ class CheckpointOperations:
             await check_storage(session, operation.tenant, self._defaults, coming=coming)
             await check_projects_storage(session, operation.tenant, session_of(operation.lane), coming=coming)
 
-    async def _record(self, transaction: AsyncSession, operation: ReadyOperation, new: NewCheckpoint) -> None:
-        """Record the checkpoint as ``record_checkpoint``. Raises ``StorageFull``."""
+    async def _record(
+        self, transaction: AsyncSession, operation: ReadyOperation, new: NewCheckpoint, *, overwrites: bool = False
+    ) -> None:
+        """Record the checkpoint as ``record_checkpoint``. Raises ``StorageFull``, and ``InvalidRequest`` for a name in use."""
         await hold_count(transaction, Counted.STORAGE, [operation.tenant])
+        if not overwrites:
+            # Again: a job may have taken the name meanwhile.
+            await _check_free(transaction, operation.tenant, CheckpointPath(new.run_id, new.segment, new.name))
         await store_checkpoint(transaction, operation.tenant, new, self._clock, self._defaults)
         if new.listed:
             # A version without a name is a step of training.
@@ -285,12 +330,9 @@ class CheckpointOperations:
             await self._ledger.fail_pending(transaction, run_id, consequence)
 
     async def _check_path_free(self, operation: ReadyOperation, path: CheckpointPath) -> None:
+        """Raise ``InvalidRequest`` before any file is written, if it is clear already."""
         async with self._database.read() as session:
-            is_taken = await is_path_taken(session, operation.tenant, path)
-        if is_taken:
-            raise InvalidRequest(
-                f"path: this run has a checkpoint {path.segment}/{path.name} already; choose another name"
-            )
+            await _check_free(session, operation.tenant, path)
 
     async def _write(
         self, operation: ReadyOperation, write: Callable[[Path, AdapterState], int]
@@ -298,7 +340,8 @@ class CheckpointOperations:
         checkpoint = new_checkpoint_id()
         directory = self._data_folder.path(directory_of(checkpoint))
         state = self._engine.trainer.state(RunId(operation.lane))
-        return checkpoint, await asyncio.to_thread(write, directory, state)
+        async with self._residency.files.place_of(operation.tenant):
+            return checkpoint, await asyncio.to_thread(write, directory, state)
 
     def _with_optimizer(self, directory: Path, state: AdapterState) -> int:
         return write_checkpoint(directory, self._engine.trainer.base, state, optimizer=True)
@@ -310,3 +353,9 @@ class CheckpointOperations:
         self, transaction: AsyncSession, operation: ReadyOperation, outcome: Result | WeftError
     ) -> None:
         await self._ledger.complete(transaction, [Completion(operation, outcome)], anew=True)
+
+
+async def _check_free(session: AsyncSession, tenant: TenantId, path: CheckpointPath) -> None:
+    """Raise ``InvalidRequest`` if the run has this checkpoint. Exact in a transaction that holds ``Counted.STORAGE``."""
+    if await is_path_taken(session, tenant, path):
+        raise InvalidRequest(f"path: this run has a checkpoint {path.segment}/{path.name} already; choose another name")

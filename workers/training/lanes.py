@@ -64,6 +64,8 @@ class Lane:
     """Rebuild whose replays are not all applied yet. While there is one, nothing but its replays runs."""
     weight: float = 1.0
     """Weight of the run among the runs of its tenant."""
+    failing_since: float | None = None
+    """Monotonic seconds of the first of the tries in a row that could not bring the adapter in."""
     restore_failure: WeftError | None = None
     """Reason why the adapter could not be rebuilt. The next pending operation fails with it."""
 
@@ -264,7 +266,7 @@ class Lanes:
             known = None if lane is None else lane.waiting.pop(operation.seq_id, None)
             if lane is not None and known is not None:
                 lane.loaded[operation.seq_id] = replace(
-                    operation, lease=lane.lease, position=known.position, is_replay=known.is_replay
+                    operation, lease=lane.lease, position=known.position, is_replay=known.is_replay, nbytes=known.nbytes
                 )
 
     def drop(self, run: RunId) -> Lane | None:

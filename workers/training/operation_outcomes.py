@@ -9,6 +9,8 @@ import logging
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
+import torch
+
 from contracts.errors import EngineFailure, WeftError
 from contracts.ids import RunId
 from contracts.ledger_records import Completion, ReadyOperation
@@ -98,6 +100,20 @@ def has_failed_whole(outcomes: Sequence[object]) -> bool:
 def unrestored(cause: str) -> EngineFailure:
     """Return the error that the owner of a run reads whose adapter could not be rebuilt."""
     return EngineFailure(f"this model's training state could not be restored: {cause}; load a checkpoint instead")
+
+
+def left_out(operation: ReadyOperation, cause: Exception) -> EngineFailure:
+    """Return the error that the operation's owner reads when its adapter could not be brought into memory."""
+    is_full = isinstance(cause, torch.OutOfMemoryError | MemoryError)
+    reason = (
+        "there is no memory for this model's adapter now"
+        if is_full
+        else "this model's adapter cannot be brought in now"
+    )
+    return EngineFailure(
+        f"{reason}; nothing was changed and its state is kept: send the request again, or ask the operator "
+        f"(request {operation.id})"
+    )
 
 
 def failure_of(operation: ReadyOperation) -> EngineFailure:

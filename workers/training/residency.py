@@ -16,6 +16,7 @@ from contracts.operations import LoadWeights, LoraSettings
 from engine.training.adapter_state import AdapterState, largest_nbytes
 from engine.training.budgets import default_adapter_memory
 from ledger.runtime import Runtime
+from store.fair_places import OWN_WORK, FairPlaces
 from workers.training.adapter_restorer import AdapterRestorer, LoadedCheckpoint
 from workers.training.lanes import Rebuild
 from workers.training.snapshot_writer import Snapshot, SnapshotWriter
@@ -23,6 +24,7 @@ from workers.training.training_engine import TrainingEngine
 
 MAX_FILES_AT_ONCE = 4
 """Adapters read or written at the same time."""
+_FILES_OF_A_TENANT = MAX_FILES_AT_ONCE // 2
 
 
 @dataclass(slots=True)
@@ -59,9 +61,10 @@ class AdapterResidency:
         self._compute = engine.compute
         self._telemetry = engine.telemetry
         self._on_room = on_room
-        files = asyncio.Semaphore(MAX_FILES_AT_ONCE)
-        self._restorer = AdapterRestorer(runtime, engine, files)
-        self._snapshots = SnapshotWriter(runtime, engine, files, drain=drain, is_valid=self._is_known)
+        self.files = FairPlaces(MAX_FILES_AT_ONCE, each=_FILES_OF_A_TENANT)
+        """Places of adapters that are read or written, snapshots and checkpoints alike, which tenants take in turns."""
+        self._restorer = AdapterRestorer(runtime, engine, self.files)
+        self._snapshots = SnapshotWriter(runtime, engine, self.files, drain=drain, is_valid=self._is_known)
         self._residents: dict[RunId, _Resident] = {}
         self._leaving: dict[RunId, Snapshot] = {}
         self._uses = 0
@@ -126,8 +129,12 @@ class AdapterResidency:
         self._note(run, operation, state, applied=operation.seq_id)
 
     async def read_checkpoint(self, operation: ReadyOperation, load: LoadWeights) -> LoadedCheckpoint:
-        """Return the state that the operation's adapter is to get from a training checkpoint. Raises ``WeftError``."""
-        return await self._restorer.read_checkpoint(operation, load)
+        """Return the state that the operation's adapter is to get from a training checkpoint.
+
+        Raises ``WeftError``, and ``CheckpointUnread`` for files that cannot be read now.
+        """
+        # Creations come one at a time, and everybody's wait for each.
+        return await self._restorer.read_checkpoint(operation, load, OWN_WORK if load.creates else operation.tenant)
 
     async def take(self, operation: ReadyOperation, load: LoadWeights, state: AdapterState) -> None:
         """Put a state that was read into the operation's adapter, making it if ``load.creates``."""

@@ -14,6 +14,7 @@ from contracts.ids import RunId, TenantId
 from contracts.ledger_records import RunLease
 from engine.training.adapter_state import AdapterState, write_state
 from ledger.runtime import Runtime
+from store.fair_places import FairPlaces
 from tenants.checkpoints import SNAPSHOTS, new_checkpoint_id
 from tenants.training_snapshots import NewSnapshot, record_snapshot
 from workers.training.training_engine import TrainingEngine
@@ -43,12 +44,12 @@ class SnapshotWriter:
         self,
         runtime: Runtime,
         engine: TrainingEngine,
-        files: asyncio.Semaphore,
+        files: FairPlaces,
         *,
         drain: Callable[[RunId], Awaitable[None]],
         is_valid: Callable[[Snapshot], bool],
     ) -> None:
-        """Take ``files`` as the limit of adapters read or written at the same time.
+        """Write in places of ``files``.
 
         ``drain`` returns once the run's completions so far are written or dropped. Afterwards ``is_valid`` tells whether
         the snapshot may be recorded.
@@ -103,7 +104,7 @@ class SnapshotWriter:
     async def _record(self, snapshot: Snapshot) -> bool:
         started = perf_counter()
         directory = f"{SNAPSHOTS}/{new_checkpoint_id()}"
-        async with self._files:
+        async with self._files.place_of(snapshot.tenant):
             path = self._data_folder.path(directory)
             size = await asyncio.to_thread(write_state, path, self._base, snapshot.state)
         new = NewSnapshot(snapshot.run, snapshot.tenant, snapshot.lease, snapshot.seq_id, directory, size)

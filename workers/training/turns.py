@@ -19,7 +19,10 @@ _STUCK_SECONDS = 1.0
 """Time for which a suspect that could not begin gets no turn, as when its adapter finds no room in memory."""
 
 _LONGEST_WAIT_SECONDS = 10.0
-"""Longest time for which nothing begins before a suspect's turn, as while another adapter's file is slow to write."""
+"""Longest time for which nothing begins before a suspect's turn, as while another adapter's file is slow to write.
+
+A suspect that is to be tried again gets no turn for as long.
+"""
 
 
 class Turns:
@@ -52,6 +55,7 @@ class Turns:
         self._seen: dict[RequestId, float] = {}
         """Monotonic seconds of the first choice that knew the suspect."""
         self._stuck_until: dict[RequestId, float] = {}
+        """Monotonic seconds until which the suspect gets no turn, even when its lane was dropped meanwhile."""
 
     def allows(self, lane: Lane) -> bool:
         """Return whether the lane may begin work in this round."""
@@ -61,6 +65,10 @@ class Turns:
             return lane.run == self._alone[0]
         head = lane.head
         return head is not None and not head.attempts
+
+    def put_off(self, operation: RequestId) -> None:
+        """Give the operation no turn for a while, and end the one that it has: a try of it has ended without an outcome."""
+        self._stuck_until[operation] = monotonic() + _LONGEST_WAIT_SECONDS
 
     def choose(self, *, is_computing: bool) -> None:
         """Choose who may begin from now on: one suspect alone, nobody while it waits for that, or everybody else.
@@ -73,9 +81,9 @@ class Turns:
         suspects, has_others = self._heads()
         now = monotonic()
         self._seen = {one: self._seen.get(one, now) for one in suspects}
-        self._stuck_until = {one: until for one, until in self._stuck_until.items() if one in suspects and until > now}
+        self._stuck_until = {one: until for one, until in self._stuck_until.items() if until > now}
         if self._alone is not None:
-            if self._alone[1] in suspects:
+            if self._alone[1] in suspects and self._alone[1] not in self._stuck_until:
                 if has_progress or not is_quiet:
                     self._again_if(is_quiet)
                     return

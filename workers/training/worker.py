@@ -36,6 +36,7 @@ from workers.training.fused_passes import FusedPasses
 from workers.training.lanes import Lane, Lanes
 from workers.training.operation_outcomes import OperationOutcomes
 from workers.training.optimizer_steps import OptimizerSteps
+from workers.training.payload_choice import PayloadChoice, choose
 from workers.training.residency import AdapterResidency
 from workers.training.trainer_report import TELL_SECONDS, TrainerReport
 from workers.training.training_engine import TrainingEngine
@@ -45,7 +46,6 @@ log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 5.0
 """Longest time without a full look at the ledger, which finds the work of lost wake-ups."""
-_PAYLOADS_AT_ONCE = 512
 _OVERLAP = 512
 """Positions that are looked at again where several processes accept operations at once."""
 
@@ -80,6 +80,7 @@ class TrainingWorker:
         )
         self._writer = CompletionWriter(runtime)
         self.residency = AdapterResidency(runtime, engine, drain=self._writer.drain, on_room=self._wake)
+        self._payloads = PayloadChoice(self._lanes, engine.pass_token_budget, is_resident=self.residency.holds)
         self.outcomes = OperationOutcomes(engine, self._lanes, self.residency, self._writer, wake=self._wake)
         self._tasks = AdapterTasks(
             runtime, engine, self._lanes, self.residency, self._writer, self.outcomes, self._turns, wake=self._wake
@@ -238,7 +239,7 @@ class TrainingWorker:
             self._reshared.clear()
             self._lanes.look_at_all()
             self._news.set()
-        if self._news.is_set() or any(lane.to_load(self._engine.pass_token_budget) for lane in self._lanes):
+        if self._news.is_set() or self._payloads.wanted():
             await self._look()
         self._turns.choose(is_computing=self._passes.are_under_way)
         if await self._steps.take():
@@ -294,11 +295,11 @@ class TrainingWorker:
                     lanes.add_pending(found)
                     more = len(found) == MAX_PENDING
             await self._place_lanes(session)
-            wanted = [one for lane in lanes for one in lane.to_load(self._engine.pass_token_budget)]
-            if wanted:
-                wanted.sort(key=lambda one: one.position)
-                ids = [one.id for one in wanted[:_PAYLOADS_AT_ONCE]]
-                lanes.add_payloads(await self._ledger.load(session, ids))
+            if ids := choose(self._payloads.wanted()):
+                loaded = await self._ledger.load(session, ids)
+                lanes.add_payloads(loaded)
+                if self._payloads.is_to_go_on(ids, [one.id for one in loaded]):
+                    self._again.set()
         lanes.drop_idle()
 
     async def _read_claimed(self, session: AsyncSession) -> None:

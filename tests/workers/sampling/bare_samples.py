@@ -8,9 +8,10 @@ import numpy as np
 from sqlalchemy import select
 
 from contracts.ids import RequestId, SamplerId, TenantId
-from contracts.ledger_records import NewOperation, OperationState
+from contracts.ledger_records import NewOperation, OperationState, new_request_id
 from contracts.operations import OperationKind, SampleOutput, SampleRequest, SamplingParams
 from engine.model.base import BaseModel
+from engine.sampling.trainer_forward import TrainerForward
 from engine.sampling.vocabulary import read_vocabulary
 from ledger.runtime import Runtime
 from store.clock import utc_now
@@ -23,7 +24,7 @@ from workers.sampling.sampler_wiring import BaseSampling, wire_sampling
 from workers.torch_source import TorchSource
 
 BASE = "weft/tiny"
-SECONDS = 30.0
+SECONDS = 90.0
 
 
 @dataclass
@@ -35,12 +36,13 @@ class Drawer:
     sampler: SamplerId
     sent: list[RequestId] = field(default_factory=list)
 
-    async def send(self, first_token: int, *, tokens: int = 8) -> RequestId:
-        """Have a sample accepted, whose prompt begins with ``first_token``."""
+    async def send(self, first_token: int, *, tokens: int = 8, as_stored: bool = False) -> RequestId:
+        """Have a sample accepted, whose prompt begins with ``first_token``; with ``as_stored``, stored as requests' are."""
         request = SampleRequest(np.array([first_token, 2, 3]), 1, SamplingParams(max_tokens=tokens, seed=1))
-        number = len(self.sent)
+        number, name = len(self.sent), new_request_id()
+        payload = await self.runtime.ledger.payloads.store(self.tenant, name, request) if as_stored else stored(request)
         new = NewOperation(
-            self.tenant, self.sampler, number, OperationKind.SAMPLE, BASE, stored(request), digest(request), 3
+            self.tenant, self.sampler, number, OperationKind.SAMPLE, BASE, payload, digest(request), 3, id=name
         )
         async with self.runtime.database.write() as transaction:
             self.sent.append(await self.runtime.ledger.accept(transaction, new))
@@ -69,6 +71,8 @@ async def make_drawer(runtime: Runtime) -> Drawer:
     return Drawer(runtime, tenant, sampler)
 
 
-def make_sampling(runtime: Runtime, base: BaseModel, model: Path) -> BaseSampling:
+def make_sampling(
+    runtime: Runtime, base: BaseModel, model: Path, forward: TrainerForward | None = None
+) -> BaseSampling:
     """Wire a sampling process, and start nothing."""
-    return wire_sampling(runtime, base.facts, read_vocabulary(model), [TorchSource(base, runtime.settings)])
+    return wire_sampling(runtime, base.facts, read_vocabulary(model), [TorchSource(base, runtime.settings)], forward)

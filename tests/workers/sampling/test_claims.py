@@ -1,9 +1,11 @@
 """Claims of two sampling processes of one base: tenants take turns, and nobody takes what cannot run; both databases."""
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from errno import EIO
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from contracts.operations import OperationKind, SampleRequest, SamplingParams
 from contracts.sample_demand import demand_of
 from contracts.service_class import FACTORS, ServiceClass
 from contracts.turn_bounds import SAMPLE_QUANTUM
+from engine.model.base import BaseModel
 from engine.sampling.vllm.replica import VllmReplica
 from engine.sampling.vllm.settings import VllmSettings
 from ledger.runtime import Runtime
@@ -33,6 +36,7 @@ from tenants.worker_standings import list_replicas
 from tests.ledger_heads import pending_samples
 from tests.payloads import digest, stored
 from tests.workers.runtimes import make_runtime
+from tests.workers.sampling.bare_samples import make_drawer, make_sampling
 from workers.leases.pools import PoolHeartbeat
 from workers.leases.processes import new_identity, remove_processes
 from workers.sampling.claims import SampleClaims
@@ -310,6 +314,11 @@ async def test_replicas_are_told_when_they_change_and_again_by_a_process_that_wa
     router.drain(routed, is_draining=True)
     await claims.tell_state()
     assert await told() == [(process, ReplicaCondition.DRAINING, True)]
+    router.note_refusal(routed, cannot_sleep=True)
+    await claims.tell_state()
+    assert await told() == [(process, ReplicaCondition.CANNOT_SLEEP, True)]
+    router.note_refusal(routed, cannot_sleep=False)
+    await claims.tell_state()
     async with pools.runtime.database.write() as transaction:
         await transaction.execute(update(WorkerProcess).values(expires_at=datetime(2000, 1, 1, tzinfo=UTC)))
     assert await told() == [(process, ReplicaCondition.DRAINING, False)]
@@ -320,3 +329,38 @@ async def test_replicas_are_told_when_they_change_and_again_by_a_process_that_wa
     assert await told() == []
     await claims.tell_state()
     assert await told() == [(process, ReplicaCondition.DRAINING, True)]
+
+
+async def test_a_sample_whose_payload_could_not_be_read_is_drawn_once_it_can_be(
+    database_url: str, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fails for one read of one tenant's file, and both tenants' samples are drawn."""
+    monkeypatch.setattr("workers.sampling.worker.SWEEP_SECONDS", 0.2)
+    # Every payload has a file.
+    monkeypatch.setattr("ledger.payload_files._INLINE_TOKENS", 0)
+    monkeypatch.setattr("ledger.payload_files.LARGEST_IN_ROW", 0)
+    database = Database(create_engine(database_url))
+    runtime = make_runtime(database, tmp_path, utc_now)
+    unlucky, beside = await make_drawer(runtime), await make_drawer(runtime)
+    waits, read, failures = await unlucky.send(5, as_stored=True), Path.read_bytes, []
+
+    def read_bytes(path: Path) -> bytes:
+        if path.name == waits and not failures:
+            failures.append(path)
+            raise OSError(EIO, "the disk fails")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    base = BaseModel.load(read_base_model_facts(BASE, tiny_model_dir, None))
+    sampling = make_sampling(runtime, base, tiny_model_dir)
+    await sampling.pool.start()
+    working = asyncio.create_task(sampling.worker.run())
+    try:
+        assert (await beside.result(await beside.send(6, as_stored=True))).sequences
+        assert (await unlucky.result(waits)).sequences
+        assert len(failures) == 1
+    finally:
+        sampling.worker.stop()
+        await working
+        await sampling.pool.close()
+        await database.close()

@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 
 from contracts.errors import EngineFailure
-from contracts.operations import EMPTY_LOGPROB, SampleRequest, SamplingParams, TopkLogprobs
+from contracts.operations import (
+    EMPTY_LOGPROB,
+    SampledSequence,
+    SampleOutput,
+    SampleRequest,
+    SamplingParams,
+    TopkLogprobs,
+)
 from contracts.prompt_cells import PromptAltTokens, PromptCells
-from contracts.sample_report import VersionSpan
+from contracts.sample_report import SequenceReport, VersionSpan
 from engine.sampling.replica import (
     AdapterVersion,
     Ended,
@@ -346,3 +353,28 @@ def test_scores_of_targets_and_draws_outlive_the_process_that_got_them() -> None
     assert output.target_prompt_logprobs is not None
     assert output.target_prompt_logprobs.values.tolist() == [[-0.5, 0], [0, -1.5]]
     assert output.prompt_alt_tokens == drawn
+
+
+def test_a_long_sample_is_taken_up_by_the_end_of_its_text() -> None:
+    """No long sequence is decoded whole, and one that has ended is not decoded at all."""
+    decoded = 0
+
+    def counted(ids: list[int]) -> str:
+        nonlocal decoded
+        decoded += len(ids)
+        return text(ids)
+
+    length = 16_000
+    sequences = [
+        SampledSequence("stop", np.full(length, ord("a"), np.int32), np.full(length, -1.0, np.float32))
+        for _ in range(3)
+    ]
+    spans = [VersionSpan("run@1", 0, length)]
+    reports = [SequenceReport("", spans), SequenceReport("", spans), SequenceReport("stop", spans)]
+    resumed = Continuation("op", sample(3), StopRules(2 * length, frozenset({0}), ("ab", "never" * 10), counted))
+    resumed.resume(SampleOutput(sequences), reports, restarts=0)
+    assert resumed.unfinished == 2
+    assert decoded < 500
+    mine, beside = resumed.requests(OLD, 2)
+    assert give(resumed, mine, ord("b")) == [0]
+    assert give(resumed, beside, ord("a")) == []

@@ -20,6 +20,7 @@ from contracts.ids import CheckpointId, RequestId, RunId, SamplerId, TenantId
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import LoraSettings, OperationKind, SampleRequest, SamplingParams
 from contracts.paths import Segment
+from engine.sampling.replica import GenerateRequest
 from engine.sampling.vllm.replica import VllmReplica
 from engine.sampling.vllm.settings import VllmSettings
 from ledger.ledger import Ledger
@@ -64,7 +65,7 @@ from workers.sampling.router import Router
 from workers.sampling.swap import Swap
 
 BASE = "weft/tiny"
-SECONDS = 20.0
+SECONDS = 60.0
 BLOCKED_SECONDS = 0.5
 
 
@@ -501,6 +502,66 @@ async def test_gates_cut_an_attempt_once_as_the_strictest_mode_says_and_no_neigh
     aborted = [AttemptState.ABORTED] * 3 + [AttemptState.RUNNING]
     assert seen == [undisturbed, cut, cut, aborted, aborted]
     assert telemetry.metrics.registry.get_sample_value("weft_samples_cut_total", {"base": BASE, "reason": "gate"}) == 2
+
+
+class HeldCuts:
+    """A replica that confirms no cut before ``go_on``."""
+
+    def __init__(self, name: str, expected: int) -> None:
+        self.name = name
+        self.asked: list[str] = []
+        self.confirmed: list[str] = []
+        self.all_asked = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self._expected = expected
+
+    async def cut(self, request_id: str, index: int | None = None) -> bool:
+        self.asked.append(request_id)
+        if len(self.asked) == self._expected:
+            self.all_asked.set()
+        await self.go_on.wait()
+        self.confirmed.append(request_id)
+        return True
+
+
+async def test_a_pause_waits_for_no_cuts_of_another_tenants_nor_for_one_cut_after_the_other(
+    dispatches: Dispatches,
+) -> None:
+    """The replica of one tenant's sample hangs; the other tenant's sample is on another replica."""
+    cat, dog, router = dispatches.cat, dispatches.dog, dispatches.attempts._router
+    held: dict[RunId, HeldCuts] = {}
+    attempts: dict[RunId, Attempt] = {}
+    for run, requests in ((cat, 3), (dog, 2)):
+        attempt = await dispatches.dispatcher.dispatch(run.sample(), requests)
+        assert attempt is not None
+        router.drain(attempt.routed, is_draining=True)
+        attempts[run.run], held[run.run] = attempt, HeldCuts(attempt.routed.name, requests)
+        attempt.routed.replica = held[run.run]  # type: ignore[assignment]
+        attempt.requests = [
+            GenerateRequest(f"{run.run} {number}", np.array([1]), (None,), 4) for number in range(requests)
+        ]
+    assert attempts[cat.run].routed is not attempts[dog.run].routed
+    cuts = GateCuts(dispatches.gate_cache, dispatches.attempts, Telemetry.of("test", utc_now).sampling(BASE))
+
+    async def pause(run: LiveRun, mode: GateMode) -> None:
+        async with dispatches.database.write() as transaction:
+            await pause_gate(transaction, run.run, tenant=run.tenant, base_model=BASE, pause=Pause(mode), clock=utc_now)
+        await cuts.apply()
+
+    async with asyncio.timeout(SECONDS):
+        await pause(cat, GateMode.KEEP)
+        await held[cat.run].all_asked.wait()
+        assert held[dog.run].asked == []
+        await pause(dog, GateMode.KEEP)
+        await held[dog.run].all_asked.wait()
+        # A stricter pause is in order behind the first one, which is not confirmed yet.
+        await pause(cat, GateMode.ABORT)
+        assert (held[cat.run].confirmed, len(held[cat.run].asked)) == ([], 3)
+        assert attempts[cat.run].state is AttemptState.ABORTED
+        assert attempts[dog.run].state is AttemptState.CUT
+        held[dog.run].go_on.set()
+        await cuts.close()
+    assert held[cat.run].confirmed == []
 
 
 async def test_a_version_that_a_sample_draws_from_is_kept_without_a_wait_and_a_neighbours_is_unloaded(

@@ -167,7 +167,7 @@ class Rig:
         tenant, sampler = self.samplers[owner]
         params = SamplingParams(max_tokens=LENGTH, temperature=temperature, stop_tokens=[])
         submission = SampleSubmission(
-            tenant, sampler, 0, BASE, SampleRequest(np.array([5, 6, 7]), 1, params), body=b"a sample"
+            tenant, sampler, 0, BASE, SampleRequest(np.array([5, 6, 7]), 1, params), digest=b"a sample"
         )
         async with followed(self.services, submission) as sample:
             yield Stream(sample)

@@ -22,7 +22,7 @@ from workers.sampling.suspect_turns import SuspectTurns
 DEADLY = 311
 MOST_ATTEMPTS = 3
 MOST_LIVES = 7
-SECONDS = 30.0
+SECONDS = 90.0
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ async def test_a_suspect_with_one_attempt_left_is_drawn_without_other_suspects()
     entered = asyncio.Event()
 
     async def enter(attempts: int, stack: AsyncExitStack) -> None:
-        await stack.enter_async_context(turns.turn(attempts))
+        await stack.enter_async_context(turns.turn(attempts, "cat"))
         entered.set()
 
     async with asyncio.timeout(SECONDS), AsyncExitStack() as first, AsyncExitStack() as last, AsyncExitStack() as late:
@@ -69,7 +69,7 @@ async def test_a_suspect_with_one_attempt_left_is_drawn_without_other_suspects()
         last_chance = asyncio.create_task(enter(2, last))
         await asyncio.sleep(0)
         latecomer = asyncio.create_task(enter(1, late))
-        async with turns.turn(0):
+        async with turns.turn(0, "cat"):
             assert not entered.is_set()
         await first.aclose()
         await last_chance

@@ -22,7 +22,7 @@ from workers.sampling.publishing import prepare
 from workers.sampling.replica_pool import ReplicaPool
 from workers.sampling.router import Affinity, Router
 
-SECONDS = 20.0
+SECONDS = 60.0
 CAT, DOG = RunId("cat:train:0"), RunId("dog:train:0")
 
 
@@ -135,6 +135,20 @@ async def test_a_replica_sleeps_when_nothing_is_left_on_it_and_works_once_it_is_
     two.directives.clear()
     await two.until(lambda: two.chosen() == {"a", "b"})
     assert two.servers["a"].operated == ["/sleep", "/wake_up"]
+    assert two.servers["b"].operated == []
+
+
+async def test_a_replica_that_refuses_to_sleep_is_told_apart_from_one_that_falls_asleep(two: TwoReplicas) -> None:
+    two.servers["a"].operate_answers = [404]
+    two.direct("a", ReplicaDirective.SLEEP)
+    awake, other = two.router.find("a"), two.router.find("b")
+    assert awake is not None
+    assert other is not None
+    await two.until(lambda: awake.cannot_sleep)
+    assert (two.chosen(), other.cannot_sleep) == ({"b"}, False)
+    two.directives.clear()
+    await two.until(lambda: two.chosen() == {"a", "b"})
+    assert not awake.cannot_sleep
     assert two.servers["b"].operated == []
 
 

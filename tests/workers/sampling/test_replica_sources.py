@@ -2,14 +2,20 @@
 
 import asyncio
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from contracts.base_model import BaseModelFacts, read_base_model_facts
 from contracts.errors import EngineFailure, InvalidRequest
+from engine.sampling.vllm.model_memory import ModelMemory
+from engine.sampling.vllm.process import VllmProcess
+from engine.sampling.vllm.replica import VllmReplica
+from engine.sampling.vllm.server_memory import ServerMemory
 from store.data_folder import DataFolder
 from store.settings import Settings
 from workers.sampling.replica_sources import ExternalVllm, ManagedVllm, ReplicaSource, vllm_servers, vllm_sources
@@ -129,3 +135,65 @@ def test_a_server_is_started_by_the_command_that_is_set_or_else_by_the_one_found
         (managed,) = vllm_sources(settings, bases[0], DataFolder(tmp_path), trains_here=True)
         assert isinstance(managed, ManagedVllm)
         assert managed.process_settings.command == command
+
+
+async def test_a_server_that_takes_longer_than_is_set_is_ended(
+    bases: tuple[BaseModelFacts, BaseModelFacts], tmp_path: Path
+) -> None:
+    deaf = (sys.executable, "-c", "import signal; signal.pause()")
+    settings = Settings(vllm_replicas=1, vllm_command=deaf, vllm_start=timedelta(seconds=0.5))
+    (managed,) = vllm_sources(settings, bases[0], DataFolder(tmp_path), trains_here=True)
+    with pytest.raises(EngineFailure, match="was not healthy"):
+        await managed.start()
+
+
+async def test_a_server_that_starts_again_asks_for_the_memory_that_it_had(
+    bases: tuple[BaseModelFacts, BaseModelFacts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    had: list[int] = []
+
+    class Started(VllmProcess):
+        """A server that is up without a process."""
+
+        async def start(self) -> None:
+            need = self._settings.need
+            assert need is not None
+            had.append(need.had.given if need.had else 0)
+            self.memory = ServerMemory(("a",), 30 + len(had), fraction=0.5)
+
+    async def up(_: VllmReplica) -> None:
+        """Leave the server unasked."""
+
+    monkeypatch.setattr("workers.sampling.replica_sources.VllmProcess", Started)
+    monkeypatch.setattr(VllmReplica, "start", up)
+    settings = Settings(vllm_replicas=2, vllm_command=COMMAND)
+    first, second = vllm_sources(settings, bases[0], DataFolder(tmp_path), trains_here=True)
+    for source in (first, first, second, first):
+        await source.start()
+    assert had == [0, 31, 0, 32]
+
+
+@pytest.mark.parametrize(("left", "resident"), [(10**15, 32), (80, 18), (0, 4)])
+def test_a_server_keeps_as_many_adapters_as_the_hosts_memory_has_places_for(
+    bases: tuple[BaseModelFacts, BaseModelFacts],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    left: int,
+    resident: int,
+) -> None:
+    """``left`` is in adapters. A fourth of it is theirs; two places are the zero adapter's and a spare one."""
+    one = ModelMemory.read(bases[0].path, dtype="float32", max_rank=8, adapters=1).adapters
+    monkeypatch.setattr("workers.sampling.replica_sources.available_memory", lambda: left * one)
+    settings = Settings(vllm_urls=(URL,), vllm_replicas=1, vllm_max_loras=4, max_rank=8, vllm_command=COMMAND)
+    external, managed = vllm_sources(settings, bases[0], DataFolder(tmp_path), trains_here=True)
+    assert isinstance(external, ExternalVllm)
+    assert isinstance(managed, ManagedVllm)
+    need = managed.process_settings.need
+    assert need is not None
+    assert need.resident == (resident + 2) * one
+    assert managed.settings.max_resident == resident
+    assert managed.process_settings.max_cpu_loras == resident + 2
+    command = managed.process_settings.arguments(tmp_path / "socket")
+    assert command[command.index("--max-cpu-loras") + 1] == str(resident + 2)
+    # The memory of another's server is not known here.
+    assert external.settings.max_resident == 32

@@ -7,24 +7,29 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from threading import Event
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from sqlalchemy import func, select
 from torch import Tensor
 
 from contracts.base_model import read_base_model_facts
+from contracts.errors import EngineFailure
 from contracts.ledger_records import OperationState
 from engine.model.base import BaseModel
 from engine.model.device import DeviceFailed
 from engine.sampling.in_process.continuous_batching import ContinuousBatcher
 from engine.sampling.in_process.forward_pass import ForwardPass
+from engine.sampling.replica import PromptScoring
 from ledger.runtime import Runtime
 from store.clock import utc_now
 from store.database import Database, create_engine
 from store.tables import SampleInFlight, WorkerProcess
 from tests.workers.runtimes import make_runtime
 from tests.workers.sampling.bare_samples import BASE, SECONDS, make_drawer, make_sampling
+from workers.base_forward import BaseForward
 
 Forward = Callable[..., Tensor]
 
@@ -94,3 +99,37 @@ async def test_a_sick_sampling_device_gives_its_samples_back(
     healthy.worker.stop()
     await working
     await healthy.pool.close()
+
+
+async def test_a_device_that_fails_in_a_score_ends_the_process(
+    runtime: Runtime, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lack of memory fails its own prompt alone: the pool goes on, and the next prompt is scored."""
+    monkeypatch.setattr("workers.sampling.replica_pool.WATCH_SECONDS", 0.05)
+    base = BaseModel.load(read_base_model_facts(BASE, tiny_model_dir, None))
+    forward = BaseForward(base)
+    sampling = make_sampling(runtime, base, tiny_model_dir, forward)
+    scoring, prompt, looked = PromptScoring(0, logprobs=True, topk=0), np.array([5, 2, 3]), asyncio.Event()
+    check = forward.check
+
+    def look() -> None:
+        check()
+        looked.set()
+
+    monkeypatch.setattr(forward, "check", look)
+    async with asyncio.timeout(SECONDS):
+        await sampling.pool.start()
+        failing = asyncio.create_task(sampling.pool.until_failed())
+        for error in (torch.OutOfMemoryError("no memory"), torch.AcceleratorError("CUDA error: launch failure")):
+            with monkeypatch.context() as sick:
+                sick.setattr(forward, "_item", Mock(side_effect=error))
+                with pytest.raises(EngineFailure, match="scoring failed"):
+                    await forward.score(None, prompt, scoring)
+            if isinstance(error, torch.OutOfMemoryError):
+                looked.clear()
+                await looked.wait()
+                assert not failing.done()
+                assert (await forward.score(None, prompt, scoring)).logprobs is not None
+        with pytest.raises(DeviceFailed, match="launch failure"):
+            await failing
+    await sampling.pool.close()

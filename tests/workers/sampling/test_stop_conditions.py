@@ -51,6 +51,68 @@ def test_a_string_is_found_after_broken_text(garbage: list[int]) -> None:
     assert "STOP é" in decode(tokens[:found])
 
 
+BYTE_PIECES = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁the", "a", "b", "é", "日", "▁日", "in"]
+
+
+def sentence_piece_tokenizer() -> Tokenizer:
+    """Pieces and bytes as of Llama 2: the first space of a text is stripped, bytes in a row are text all together or not."""
+    tokenizer = Tokenizer(models.BPE(vocab={piece: number for number, piece in enumerate(BYTE_PIECES)}, merges=[]))
+    stripped = decoders.Strip(" ", 1, 0)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), stripped]
+    )
+    return tokenizer
+
+
+SENTENCE_PIECES = sentence_piece_tokenizer()
+
+
+def decode_pieces(ids: list[int]) -> str:
+    return str(SENTENCE_PIECES.decode(ids, skip_special_tokens=False))
+
+
+def piece_tokens(text: str) -> list[int]:
+    """Return the bytes of each character that is no piece, and the others' pieces."""
+    pieces = [[BYTE_PIECES.index(one)] if one in BYTE_PIECES else [byte + 1 for byte in one.encode()] for one in text]
+    return [token for piece in pieces for token in piece]
+
+
+TEXTS = st.text(alphabet=st.sampled_from("ab the\né日🎉in▁"), min_size=1, max_size=60)
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@given(text=TEXTS, broken=st.lists(st.integers(0, 255), max_size=24), is_byte_level=st.booleans(), data=st.data())
+def test_a_resumed_check_stops_where_one_stops_that_saw_each_token(
+    text: str, broken: list[int], is_byte_level: bool, data: st.DataObject
+) -> None:
+    """The cut is anywhere, also within a character, a stop string or broken text.
+
+    Where bytes in a row are text all together or not, text beside broken bytes is found by some cuts only.
+    """
+    start = data.draw(st.integers(0, len(text) - 1))
+    string = text[start : data.draw(st.integers(start + 1, min(len(text), start + 24)))]
+    tokens = TOKENIZER.encode(text).ids if is_byte_level else piece_tokens(text)
+    at = data.draw(st.integers(0, len(tokens)))
+    tokens = [*tokens[:at], *(broken if is_byte_level else []), *tokens[at:]]
+    rules = StopRules(
+        10**6, frozenset({5}), (string, "never said, and long" * 2), decode if is_byte_level else decode_pieces
+    )
+    replayed, resumed = StopCheck(rules), StopCheck(rules)
+    cut = data.draw(st.integers(0, len(tokens)))
+    reason = None
+    for end in range(1, cut + 1):
+        reason = replayed.after(tokens[:end])
+        if reason is not None:
+            cut = end
+            break
+    assert resumed.resume(tokens[:cut]) == reason
+    for end in range(cut + 1, len(tokens) + 1):
+        if reason is not None:
+            break
+        reason = replayed.after(tokens[:end])
+        assert resumed.after(tokens[:end]) == reason
+
+
 def test_work_a_token_does_not_grow_with_the_length() -> None:
     longest = 0
 

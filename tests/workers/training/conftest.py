@@ -58,7 +58,7 @@ from workers.training.training_engine import TrainingEngine
 from workers.training.worker import TrainingWorker
 
 BASE = "weft/tiny"
-DEADLINE = 6.0
+DEADLINE = 30.0
 """Seconds after which an expected event counts as missing."""
 LEASE = timedelta(seconds=0.4)
 PLENTY = 2**33
@@ -76,6 +76,7 @@ class Rig:
     worker: TrainingWorker
     counts: TrainingCounts
     data_folder: DataFolder
+    runtime: Runtime
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -269,4 +270,5 @@ def _compose(
     trainer, compute = Trainer(base, pass_token_budget=token_budget), ComputeThread("t")
     engine = TrainingEngine(trainer, compute, telemetry.training(BASE), token_budget, SelfTest(base))
     worker = wire_worker(runtime, engine)
-    return Rig(database, ledger, trainer, compute, worker.residency, worker, engine.telemetry.counts, data_folder)
+    counts = engine.telemetry.counts
+    return Rig(database, ledger, trainer, compute, worker.residency, worker, counts, data_folder, runtime)

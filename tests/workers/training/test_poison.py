@@ -25,7 +25,8 @@ from store.data_folder import DataFolder
 from store.tables import Operation
 from tests.conftest import ROOT
 from tests.engine.training.conftest import make_batch
-from tests.workers.training.conftest import Client, NewRig, Rig, undisturbed
+from tests.workers.training.conftest import DEADLINE, Client, NewRig, Rig, undisturbed
+from tests.workers.training.test_unread_checkpoints import SickDisk, saved
 from workers.training.turns import Turns
 
 STEP = OptimStep(learning_rate=1e-3)
@@ -199,6 +200,28 @@ async def test_a_suspect_creation_that_a_limit_holds_back_gets_no_turn(
         assert given.count(third.created) <= 1
         await second.unload()
         await third.result(third.created)
+
+
+async def test_a_suspect_that_is_tried_again_holds_nobody_up_meanwhile(
+    new_rig: NewRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load's checkpoint cannot be read for a while. It is done once the checkpoint can be read again."""
+    monkeypatch.setattr("workers.training.worker.SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr("workers.training.turns._LONGEST_WAIT_SECONDS", 0.2)
+    disk, rig = SickDisk(monkeypatch), new_rig()
+    async with rig.running():
+        client, other = await rig.clients("client", "other")
+        load = await saved(client)
+        disk.times = 10_000
+        async with rig.database.write() as transaction:
+            loading = await client.accept(transaction, load)
+            await transaction.execute(update(Operation).where(Operation.id == loading).values(attempts=1))
+        assert await asyncio.to_thread(disk.has_failed.wait, DEADLINE)
+        assert isinstance(await other.do(batch(4)), ForwardBackwardOutput)
+        assert isinstance(await other.do(STEP), OptimStepped)
+        assert await client.is_pending(loading)
+        disk.times = 0
+        await client.result(loading)
 
 
 async def test_an_operation_with_too_many_attempts_fails_with_a_code_and_its_run_goes_on(new_rig: NewRig) -> None:

@@ -1,25 +1,30 @@
 """Adapters under a byte budget: the least recently used is paged out and comes back bit-equal; others are not touched."""
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from sqlalchemy import update
 
+from contracts.errors import EngineFailure, Unavailable
 from contracts.ids import RunId
 from contracts.losses import LossName
-from contracts.operations import LoraSettings, OptimStep, OptimStepped, TrainingBatch
+from contracts.operations import LoadWeights, LoraSettings, OptimStep, OptimStepped, SaveWeights, TrainingBatch
 from engine.model.base import BaseModel
 from engine.training.adapter_state import AdapterState, largest_nbytes
 from store.clock import utc_now
 from store.tables import Session
+from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS
 from tenants.project_limits import set_project_limits
 from tenants.projects import create_project
 from tenants.run_history import RunEventKind, note_run_events
 from tenants.sessions import NewSession, create_session
 from tenants.trainers import list_trainers, resident_runs
 from tests.engine.training.conftest import make_batch
-from tests.workers.training.conftest import DEADLINE, NewRig, Rig, busy_file_threads, undisturbed
+from tests.workers.training.conftest import DEADLINE, Client, NewRig, Rig, busy_file_threads, undisturbed
+from workers.training import adapter_restorer, adapter_tasks
 from workers.training.trainer_report import TrainerReport
 
 LORA = LoraSettings(rank=4, seed=1)
@@ -102,6 +107,99 @@ async def test_an_adapter_needed_while_it_is_being_written_comes_back_at_once(ne
         await first.result(waiting)
         await second.do(batch(1))
         assert_bit_equal(second.state(), undisturbed(base, second.lora, [batch(1), STEP, batch(1)]))
+
+
+@pytest.mark.parametrize("parent", [SNAPSHOTS, CHECKPOINTS])
+async def test_a_folder_that_is_away_for_a_while_fails_nothing(
+    new_rig: NewRig, base: BaseModel, monkeypatch: pytest.MonkeyPatch, parent: str
+) -> None:
+    """A shared disk is away: what reads from it is tried until it is back, and others train meanwhile."""
+    tried = asyncio.Event()
+    for name in ("read_state", "read_checkpoint"):
+        monkeypatch.setattr(adapter_restorer, name, noting_outages(getattr(adapter_restorer, name), tried))
+    rig = new_rig(memory_bytes=room_for(base, 3))
+    async with rig.running():
+        first, second = await rig.clients("first", "second")
+        for client in (first, second):
+            await client.do(batch(1))
+            await client.do(STEP)
+        path = (await first.do(SaveWeights("kept"))).path
+        if parent == SNAPSHOTS:
+            await out_of_memory(rig, first)
+        folder = rig.data_folder.path(parent)
+        away = folder.rename(folder.with_name("away"))
+        waiting = await first.send(
+            batch(2) if parent == SNAPSHOTS else LoadWeights(path, creates=False, optimizer=True)
+        )
+        async with asyncio.timeout(DEADLINE):
+            for _ in range(2):
+                await tried.wait()
+                tried.clear()
+        await second.do(batch(2))
+        assert await first.is_pending(waiting)
+        away.rename(folder)
+        await first.result(waiting)
+        done = [batch(1), STEP]
+        assert_bit_equal(second.state(), undisturbed(base, second.lora, [*done, batch(2)]))
+        assert_bit_equal(first.state(), undisturbed(base, first.lora, [*done, *([batch(2)] * (parent == SNAPSHOTS))]))
+
+
+@pytest.mark.parametrize("times", [3, 1_000_000])
+async def test_an_adapter_without_room_on_the_device_is_tried_for_a_while_and_then_fails_its_operation_alone(
+    new_rig: NewRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, times: int
+) -> None:
+    """The lane and the state stay, and the log has the cause once."""
+    monkeypatch.setattr(adapter_tasks, "_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(adapter_tasks, "_COME_IN_SECONDS", DEADLINE if times == 3 else 0.2)
+    read, tries, rig = adapter_restorer.read_state, [times], new_rig()
+
+    def reading(*given: Any, **named: Any) -> AdapterState:
+        tries[0] -= 1
+        if tries[0] >= 0:
+            raise torch.OutOfMemoryError("no memory")
+        return read(*given, **named)
+
+    async with rig.running():
+        client, other = await rig.clients("client", "other")
+        for one in (client, other):
+            await one.do(batch(1))
+        await out_of_memory(rig, client)
+        monkeypatch.setattr(adapter_restorer, "read_state", reading)
+        dropped: list[RunId] = []
+        monkeypatch.setattr(rig.worker.outcomes, "drop", dropped.append)
+        stepping = await client.send(STEP)
+        assert isinstance(await other.do(STEP), OptimStepped)
+        if times == 3:
+            assert isinstance(await client.result(stepping), OptimStepped)
+        else:
+            with pytest.raises(EngineFailure, match=r"no memory for this model's adapter now; .* state is kept"):
+                await client.result(stepping)
+            tries[0] = 0
+            assert isinstance(await client.do(STEP), OptimStepped)
+        assert dropped == []
+        assert caplog.text.count("could not be brought in") == 1
+        assert_bit_equal(client.state(), undisturbed(rig.trainer.base, client.lora, [batch(1), STEP]))
+
+
+def noting_outages(read: Callable[..., AdapterState], tried: asyncio.Event) -> Callable[..., AdapterState]:
+    """Return ``read``, which sets ``tried`` where the folder is away."""
+    loop = asyncio.get_running_loop()
+
+    def reading(*given: Any, **named: Any) -> AdapterState:
+        try:
+            return read(*given, **named)
+        except Unavailable:
+            loop.call_soon_threadsafe(tried.set)
+            raise
+
+    return reading
+
+
+async def out_of_memory(rig: Rig, client: Client) -> None:
+    """Page the client's adapter out, and wait until it is on disk."""
+    rig.residency.page_out(client.run)
+    async with asyncio.timeout(DEADLINE):
+        await rig.residency._snapshots.finished(client.run)
 
 
 async def test_operators_are_told_which_runs_are_in_memory_and_of_replays(

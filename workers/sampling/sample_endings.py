@@ -1,0 +1,60 @@
+"""Ends of samples in the ledger: results, reports, and the records by which training may name them."""
+
+import asyncio
+from collections.abc import Sequence
+
+from contracts.errors import WeftError
+from contracts.ledger_records import Completion, ReadyOperation
+from contracts.operations import Result, SampleOutput, SampleRequest
+from contracts.provenance import encode_sample_record
+from contracts.sample_report import SampleReport
+from ledger.runtime import Runtime
+from ledger.wakeups import cleared_samples_topic
+from tenants.gates import clear_in_flight
+from tenants.limits import Limits
+from tenants.sample_records import NewRecord, record_samples
+from tenants.sample_reports import record_reports
+
+Outcome = tuple[SampleOutput, SampleReport] | WeftError
+
+
+class SampleEndings:
+    """Writes how one base model's samples ended that the process ``process`` drew."""
+
+    def __init__(self, runtime: Runtime, base_model: str, process: str) -> None:
+        self._runtime = runtime
+        self._base_model = base_model
+        self._process = process
+        self._limits = Limits.of(runtime.settings)
+
+    async def record(self, ends: Sequence[tuple[ReadyOperation, Outcome]]) -> list[None]:
+        """Write the results and reports, and delete the in-flight rows, in one transaction.
+
+        What this process drew while it counted as dead is dropped, if its samples are others' by then: clients may have read
+        other tokens of them.
+        """
+        completions, reports, recorded = [], [], []
+        for operation, outcome in ends:
+            result: Result | WeftError = outcome if isinstance(outcome, WeftError) else outcome[0]
+            completions.append(Completion(operation, result))
+            if not isinstance(outcome, WeftError):
+                reports.append((operation.tenant, operation.id, outcome[1]))
+                if isinstance(operation.payload, SampleRequest) and operation.payload.is_recorded:
+                    recorded.append((operation, operation.payload, outcome[0]))
+        # Encoding a long sample takes many milliseconds, for which other samples would wait.
+        records = await asyncio.to_thread(_records_of, recorded) if recorded else []
+        now, kept = self._runtime.clock(), self._runtime.settings.retention_sample_records
+        async with self._runtime.database.write() as transaction:
+            lost = await self._runtime.ledger.complete(transaction, completions, process=self._process)
+            await clear_in_flight(transaction, [operation.id for operation, _ in ends], self._process)
+            await record_reports(transaction, [one for one in reports if one[1] not in lost])
+            kept_records = [one for one in records if one.operation not in lost]
+            await record_samples(transaction, kept_records, self._limits, now=now, expires_at=now + kept)
+            self._runtime.ledger.wakeups.announce_after_commit(transaction, cleared_samples_topic(self._base_model))
+        return [None] * len(ends)
+
+
+def _records_of(recorded: Sequence[tuple[ReadyOperation, SampleRequest, SampleOutput]]) -> list[NewRecord]:
+    """Return the records by which training may name these samples, without those that are too large."""
+    bodies = ((operation, encode_sample_record(request, output)) for operation, request, output in recorded)
+    return [NewRecord(one.id, one.tenant, one.lane, body) for one, body in bodies if body is not None]

@@ -21,6 +21,8 @@ POLL_PATIENCE_SECONDS = 2.0
 
 _RELOADS = 4
 """Reloads of one tenant in progress at a time; further ones wait for their turn for ``PATIENCE_SECONDS``."""
+_DOWNLOADS = 16
+"""Downloads of one tenant in progress at a time: an archive holds every file of its checkpoint open until it is sent."""
 _LEAVE = "weft.leave"
 
 
@@ -35,6 +37,7 @@ class Admission:
         self.uploads = TenantShares(1)
         """Archives that come in: each tenant's one after the other, so that what is staged stays within its storage."""
         self._usage = TenantShares(1)
+        self._downloads = TenantShares(_DOWNLOADS)
         self.reloads = TenantShares(_RELOADS)
         """Reloads in progress, each of which may have every replica of a base model load a version."""
         self.copies = TenantShares(1)
@@ -69,6 +72,11 @@ class Admission:
         """Hold the tenant's one list of usage events until the request's answer is sent. Raises ``TooManyRequests``."""
         await self._usage.take(tenant, 1, patience=PATIENCE_SECONDS, what="lists of usage events")
         _give_back_at_end(scope, self._usage, tenant)
+
+    async def hold_download(self, tenant: TenantId, scope: Scope) -> None:
+        """Hold one of the tenant's few downloads until the request's answer is sent. Raises ``TooManyRequests``."""
+        await self._downloads.take(tenant, 1, patience=PATIENCE_SECONDS, what="downloads in progress")
+        _give_back_at_end(scope, self._downloads, tenant)
 
 
 def _give_back_at_end(scope: Scope, shares: TenantShares, tenant: TenantId) -> None:

@@ -1,6 +1,6 @@
 """The ASGI application: the list of routers, the handlers of errors and the observer of requests."""
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
@@ -17,6 +17,7 @@ from api.openai import models as openai_models
 from api.openai.errors import unknown_routes_under
 from api.openapi_document import DescribedApi
 from api.request_observer import RequestObserver
+from api.route_building import routes_of
 from api.services import ApiServices
 from api.tinker import (
     audit,
@@ -93,8 +94,46 @@ _TINKER_MODULES = (
 )
 """Order matters, because the first match wins: busy endpoints come first, and ``downloads`` and ``sharing`` come before
 ``checkpoints``, whose open-ended paths would match theirs."""
-_WEFT_MODULES = (adapters, samplers, samples, sample_stream)
+_TINKER_PREFIXED = (adapters, samplers, samples, sample_stream)
+"""weft's own modules under Tinker's prefix."""
+_WEFT_MODULES = (
+    standing,
+    usage,
+    usage_export,
+    jobs,
+    imports,
+    points,
+    waiting,
+    weft_runs,
+    projects,
+    weft_keys,
+    weft_audit,
+    weft_checkpoints,
+    operations,
+    sample_list,
+    client_exceptions,
+    webhooks,
+)
 _OPENAI_MODULES = (chat, completions, openai_models)
+
+
+def list_routers() -> list[tuple[str, APIRouter]]:
+    """Return the prefix and the router of each part of the API, in the order in which they are asked."""
+    return [
+        *((TINKER_PREFIX, module.router) for module in (*_TINKER_MODULES, *_TINKER_PREFIXED)),
+        *((OPENAI_PREFIX, module.router) for module in _OPENAI_MODULES),
+        *((WEFT_PREFIX, module.router) for module in _WEFT_MODULES),
+        (WEFT_PREFIX, adapters.list_router),
+        ("", health.liveness_router),
+        (TINKER_PREFIX, health.liveness_router),
+        ("", health.readiness_router),
+        # Last: a repository's id may hold anything.
+        ("", repositories.router),
+    ]
+
+
+ROUTES = routes_of(*list_routers())
+"""Routes of every API of a process."""
 
 
 def create_app(services: ApiServices) -> FastAPI:
@@ -108,6 +147,7 @@ def create_app(services: ApiServices) -> FastAPI:
         summary="Multi-tenant LoRA training; speaks the Tinker API.",
         redirect_slashes=False,
         openapi_url=None,
+        routes=list(ROUTES),
     )
     app.state.services = services
     install_error_handlers(app)
@@ -125,33 +165,4 @@ def create_app(services: ApiServices) -> FastAPI:
     app.add_middleware(SecurityHeaders, pages=(UI_PREFIX,))
     proxies = [str(network) for network in services.runtime.settings.trusted_proxies]
     app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=proxies)
-    for module in (*_TINKER_MODULES, *_WEFT_MODULES):
-        app.include_router(module.router, prefix=TINKER_PREFIX)
-    for module in _OPENAI_MODULES:
-        app.include_router(module.router, prefix=OPENAI_PREFIX)
-    for module in (
-        standing,
-        usage,
-        usage_export,
-        jobs,
-        imports,
-        points,
-        waiting,
-        weft_runs,
-        projects,
-        weft_keys,
-        weft_audit,
-        weft_checkpoints,
-        operations,
-        sample_list,
-        client_exceptions,
-        webhooks,
-    ):
-        app.include_router(module.router, prefix=WEFT_PREFIX)
-    app.include_router(adapters.list_router, prefix=WEFT_PREFIX)
-    app.include_router(health.liveness_router)
-    app.include_router(health.liveness_router, prefix=TINKER_PREFIX)
-    app.include_router(health.readiness_router)
-    # Last: a repository's id may hold anything.
-    app.include_router(repositories.router)
     return app

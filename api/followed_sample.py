@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 
-from api.sample_submission import SampleSubmission, accept_sample
+from api.sample_submission import SampleSubmission, prepared_samples
 from api.services import ApiServices
 from api.token_order import TokenOrder
 from contracts.errors import FutureGone, Unavailable, WeftError
@@ -14,7 +15,7 @@ from contracts.ledger_records import OperationState, OperationStatus
 from contracts.operations import SampleOutput
 from ledger.runtime import Runtime
 from ledger.token_feed import TokensMade
-from ledger.wakeups import saved_tokens_topic, unsaved_tokens_topic
+from ledger.wakeups import operation_topic, saved_tokens_topic, unsaved_tokens_topic
 from store.repeat import wait_for
 from tenants.sample_progress import complete_progress
 from tenants.sessions import keep_session_alive
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 _BEATS = 4
 """Times that a followed sample's session is kept alive within its time limit."""
+_OUTAGE_SECONDS = 1.0
+"""Time between two looks at a sample while the database does not answer."""
 SILENCE_SECONDS = 15.0
 """Longest time without a message to the client: a proxy may cut a connection that is silent for longer."""
 
@@ -114,42 +117,84 @@ class FollowedSample:
 
 @asynccontextmanager
 async def followed(services: ApiServices, submission: SampleSubmission) -> AsyncIterator[FollowedSample]:
-    """Accept the sample, or find the one that it repeats, and follow it. Raises as ``accept_sample``.
+    """Accept the sample, or find the one that it repeats, and follow it, as ``all_followed``."""
+    async with all_followed(services, [submission]) as (sample,):
+        yield sample
 
-    Leaving before the sample has ended ends it (``api.departures``).
+
+@asynccontextmanager
+async def all_followed(
+    services: ApiServices, submissions: Sequence[SampleSubmission]
+) -> AsyncIterator[list[FollowedSample]]:
+    """Accept the samples of one request, or find those that it repeats, and follow them. Raises as ``accept_samples``.
+
+    Leaving before a sample has ended ends it (``api.departures``), also leaving while it is accepted.
     """
-    with services.runtime.feed.follow(submission.key) as queue:
-        request_id = await accept_sample(services, submission)
-        ending = asyncio.create_task(_final(services.runtime, submission, request_id))
-        # An empty part wakes the reader of the queue when the sample ends.
-        ending.add_done_callback(lambda _: queue.put_nowait(()))
-        sample = FollowedSample(services.runtime, submission, request_id, queue, ending)
-        handing_over = asyncio.create_task(sample.hand_over())
+    with ExitStack() as stack:
+        # Before they are accepted: no token is made that the feed does not bring.
+        queues = [stack.enter_context(services.runtime.feed.follow(one.key)) for one in submissions]
+        # Packing them is this request's work, and counts to its tenant's time; a task's would not.
+        accepting = asyncio.create_task(await prepared_samples(services, submissions))
         try:
-            yield sample
-        finally:
-            if not ending.done():
-                services.departures.left(
-                    submission.key, submission.tenant, request_id, may_return=submission.may_return
-                )
-            ending.cancel()
-            handing_over.cancel()
+            accepted = await asyncio.shield(accepting)
+        except asyncio.CancelledError:
+            services.departures.left_early(accepting, partial(_leave, services, submissions))
+            raise
+        samples = []
+        for submission, request_id, queue in zip(submissions, accepted, queues, strict=True):
+            samples.append(stack.enter_context(_followed(services, submission, request_id, queue)))
+        yield samples
+
+
+@contextmanager
+def _followed(
+    services: ApiServices,
+    submission: SampleSubmission,
+    request_id: RequestId,
+    queue: "asyncio.Queue[Sequence[TokensMade]]",
+) -> Iterator[FollowedSample]:
+    ending = asyncio.create_task(_final(services.runtime, submission, request_id))
+    # An empty part wakes the reader of the queue when the sample ends.
+    ending.add_done_callback(lambda _: queue.put_nowait(()))
+    sample = FollowedSample(services.runtime, submission, request_id, queue, ending)
+    handing_over = asyncio.create_task(sample.hand_over())
+    try:
+        yield sample
+    finally:
+        if not ending.done():
+            _leave(services, [submission], [request_id])
+        ending.cancel()
+        handing_over.cancel()
+
+
+def _leave(services: ApiServices, submissions: Sequence[SampleSubmission], accepted: Sequence[RequestId]) -> None:
+    for one, request_id in zip(submissions, accepted, strict=True):
+        services.departures.left(one.key, one.tenant, request_id, may_return=one.may_return)
 
 
 async def _final(runtime: Runtime, submission: SampleSubmission, request_id: RequestId) -> OperationStatus:
-    """Return the sample's final status, or the pending one when this process ends.
+    """Return the sample's final status, or the pending one when this process ends. An outage of the database only takes time.
 
-    Meanwhile the sample's session counts as alive: a client that follows is not silent.
+    Meanwhile the sample's session counts as alive: a client that follows is not silent. A sample logs its first failed look
+    alone: many samples would else log a line a second each.
     """
-    ledger, clock = runtime.ledger, runtime.clock
     beat = min(runtime.settings.session_timeout, runtime.settings.sample_silence) / _BEATS
-    due = clock() + beat
+    due, is_told = runtime.clock() + beat, False
     while True:
-        status = await ledger.wait_until_final(submission.tenant, request_id, seconds=SILENCE_SECONDS)
-        # A process that ends answers at once. Its waits end at once, too, so asking again would not wait.
-        if status.state is not OperationState.PENDING or runtime.wakeups.is_closed:
-            return status
-        if clock() >= due:
-            async with runtime.database.write_one() as session:
-                await keep_session_alive(session, submission.sampler, clock)
-            due = clock() + beat
+        try:
+            status = await runtime.ledger.wait_until_final(submission.tenant, request_id, seconds=SILENCE_SECONDS)
+            # A process that ends answers at once. Its waits end at once, too, so asking again would not wait.
+            if status.state is not OperationState.PENDING or runtime.wakeups.is_closed:
+                return status
+            if runtime.clock() >= due:
+                async with runtime.database.write_one() as session:
+                    await keep_session_alive(session, submission.sampler, runtime.clock)
+                due = runtime.clock() + beat
+        except Unavailable as outage:
+            if runtime.wakeups.is_closed:
+                raise
+            if not is_told:
+                log.warning("operation=%s is followed on: %s", request_id, outage.message)
+                is_told = True
+            with runtime.wakeups.listen(operation_topic(request_id)) as event:
+                await wait_for(event, _OUTAGE_SECONDS)

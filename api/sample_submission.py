@@ -1,6 +1,9 @@
 """Submission of a sample request to the ledger. Every sample takes this path, whichever wire it came by."""
 
+import asyncio
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fastapi import Request
 
@@ -11,6 +14,7 @@ from api.shared_reads import Purpose, note_shared_read, shared_read
 from api.wire.sampling_codec import sample_request
 from api.wire.tinker_requests import AsampleRequest
 from api.wire.trajectory import trajectory_of
+from contracts.base_model import BaseModelFacts
 from contracts.codec import request_digest
 from contracts.errors import BudgetSpent, InvalidRequest, OverRate, WeftError
 from contracts.ids import RequestId, SamplerId, TenantId
@@ -20,6 +24,7 @@ from contracts.rate_lines import RateLine
 from contracts.sample_demand import demand_of
 from ledger.payload_files import PayloadFiles
 from ledger.token_feed import FeedKey
+from store.settings import Settings
 from telemetry.context import current_work
 from tenants.audit_tally import Repeated
 from tenants.budgets import refusal
@@ -34,7 +39,7 @@ from tenants.samplers import SamplerStanding
 class SampleSubmission:
     """A sample of ``tenant`` from ``sampler``.
 
-    - ``body``: the request as the client sent it, the same in a repeat.
+    - ``digest``: digest of the body as the client sent it, which tells a repeat of the request from a conflict.
     - ``obstacle``: the reason why no new work is taken, if any.
     - ``may_wait``: False for a client that cannot be told that its sample waits for a rate.
     - ``lines``: rates of its key and its project.
@@ -47,7 +52,7 @@ class SampleSubmission:
     seq_id: int
     base_model: str
     sample: SampleRequest
-    body: bytes
+    digest: bytes
     obstacle: WeftError | None = None
     may_return: bool = True
     may_wait: bool = True
@@ -58,11 +63,6 @@ class SampleSubmission:
     def key(self) -> FeedKey:
         """Key under which the sample's tokens are followed."""
         return self.sampler, self.seq_id
-
-    @property
-    def digest(self) -> bytes:
-        """Digest that tells a repeat of the request from a conflict."""
-        return request_digest(OperationKind.SAMPLE, self.body)
 
     async def operation(self, payloads: PayloadFiles, context_length: int) -> NewOperation:
         """Store the payload and return the operation to record. A repeat has the same lane, ``seq_id`` and digest."""
@@ -95,7 +95,7 @@ async def tinker_submission(
         )
     sampler = await services.batched_reads.samplers.standing(caller.reach, body.sampling_session_id)
     facts, settings, of = services.sampled_base(sampler.base_model), services.runtime.settings, sampler.shared_by
-    sample = await off_loop(services, caller.tenant, len(body.sent), sample_request, body, facts, settings)
+    sample, digest = await off_loop(services, caller.tenant, len(body.sent), _read, body, facts, settings)
     sample = replace(sample, trajectory=trajectory_of(request, body.trajectory))
     return SampleSubmission(
         caller.tenant,
@@ -103,11 +103,16 @@ async def tinker_submission(
         body.seq_id,
         sampler.base_model,
         sample,
-        body.sent,
+        digest,
         obstacle=sampler.obstacle or caller.obstacle_of_work(sampler.base_model) or unpaid(services, caller, sampler),
         lines=lines_of(caller, Meter.SAMPLE, sampler.project, sampler.project_limits),
         read=None if of is None else shared_read(caller, of[0], of[1], Purpose.SAMPLE),
     )
+
+
+def _read(body: AsampleRequest, facts: BaseModelFacts, settings: Settings) -> tuple[SampleRequest, bytes]:
+    """Return the body's sample and its digest. Raises ``InvalidRequest``."""
+    return sample_request(body, facts, settings), request_digest(OperationKind.SAMPLE, body.sent)
 
 
 def unpaid(services: ApiServices, caller: Principal, sampler: SamplerStanding) -> BudgetSpent | None:
@@ -124,27 +129,64 @@ async def accept_sample(services: ApiServices, submission: SampleSubmission) -> 
     Raises the submission's ``obstacle`` for a sample that is no repeat, ``SequenceConflict``, ``InvalidRequest`` for a sample
     beyond its tenant's limits, and ``TooManySamples`` (the SDK waits and sends it again) when the tenant has too many pending.
     """
-    payloads = services.runtime.ledger.payloads
-    if submission.obstacle is None:
-        operation = await submission.operation(payloads, services.sampled_base(submission.base_model).context_length)
-        request_id = await payloads.recorded(operation, _accepted(services, operation))
+    return (await accept_samples(services, [submission]))[0]
+
+
+async def accept_samples(services: ApiServices, submissions: Sequence[SampleSubmission]) -> list[RequestId]:
+    """Record the samples of one request, all from one sampler, as ``accept_sample`` records one; on an error, none of them."""
+    return await (await prepared_samples(services, submissions))
+
+
+async def prepared_samples(
+    services: ApiServices, submissions: Sequence[SampleSubmission]
+) -> Coroutine[Any, Any, list[RequestId]]:
+    """Pack the samples, and return the rest of ``accept_samples``: what only waits, and may be a task of its own."""
+    obstacle = next((one.obstacle for one in submissions if one.obstacle is not None), None)
+    if obstacle is not None:
+        return _all_earlier(services, submissions, obstacle)
+    payloads, operations = services.runtime.ledger.payloads, []
+    for one in submissions:
+        operations.append(await one.operation(payloads, services.sampled_base(one.base_model).context_length))
+        # Many samples are packed: others' requests get their turn between two of them.
+        await asyncio.sleep(0)
+    return _recorded(services, submissions, operations)
+
+
+async def _recorded(
+    services: ApiServices, submissions: Sequence[SampleSubmission], operations: Sequence[NewOperation]
+) -> list[RequestId]:
+    """Record the operations. Return their ids, or of repeats the ids of the first ones."""
+    accepted = await services.runtime.ledger.payloads.all_recorded(operations, _accepted(services, operations))
+    for submission, operation, request_id in zip(submissions, operations, accepted, strict=True):
         if request_id == operation.id:
             note_shared_read(services, submission.read)
-        return request_id
+    return list(accepted)
+
+
+async def _all_earlier(
+    services: ApiServices, submissions: Sequence[SampleSubmission], obstacle: WeftError
+) -> list[RequestId]:
+    return [await _earlier(services, one, obstacle) for one in submissions]
+
+
+async def _earlier(services: ApiServices, submission: SampleSubmission, obstacle: WeftError) -> RequestId:
+    """Return the id of the sample that the submission repeats. Raises ``obstacle`` without one."""
     async with services.runtime.database.read() as session:
         earlier = await services.runtime.ledger.find(
             session, lane=submission.sampler, seq_id=submission.seq_id, digest=submission.digest
         )
     if earlier is None:
-        raise submission.obstacle
+        raise obstacle
     return earlier
 
 
-async def _accepted(services: ApiServices, operation: NewOperation) -> RequestId:
+async def _accepted(services: ApiServices, operations: Sequence[NewOperation]) -> list[RequestId]:
     try:
-        accepted = await services.sample_intake.accept_rated(operation)
+        accepted = await services.sample_intake.accept_together(operations)
     except OverRate:
-        await note_stored_rate(services.runtime.database, operation, Meter.SAMPLE, services.runtime.clock())
+        await note_stored_rate(services.runtime.database, operations[0], Meter.SAMPLE, services.runtime.clock())
         raise
-    note_rate(Meter.SAMPLE, accepted.rate, services.runtime.clock())
-    return accepted.id
+    note_rate(
+        Meter.SAMPLE, next((one.rate for one in accepted if one.rate is not None), None), services.runtime.clock()
+    )
+    return [one.id for one in accepted]

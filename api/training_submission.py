@@ -1,6 +1,7 @@
 """Submission of a training request to the ledger. Every training request takes this path."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import orjson
@@ -292,14 +293,12 @@ def _identity(submission: TrainingSubmission) -> bytes:
     """
     body = submission.body
     if submission.kind is OperationKind.SAVE_WEIGHTS_FOR_SAMPLER:
-        try:
+        # JSON with NaN, and JSON that is nested too deep to be written again, is of no SDK.
+        with suppress(orjson.JSONDecodeError, orjson.JSONEncodeError):
             fields = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            # JSON with NaN is read by others, and no SDK sends it.
-            fields = {"path": True}
-        if fields.get("path") is None:
-            fields.pop("sampling_session_seq_id", None)
-            body = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
+            if fields.get("path") is None:
+                fields.pop("sampling_session_seq_id", None)
+                body = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
     return request_digest(submission.kind, body)
 
 

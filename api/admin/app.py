@@ -35,6 +35,7 @@ from api.errors import install_error_handlers
 from api.openapi_document import DescribedApi
 from api.presented_key import presented_key
 from api.request_observer import RequestObserver
+from api.route_building import routes_of
 from api.security_events import note_refused_key
 from contracts.errors import Unauthenticated
 from store.clock import Clock
@@ -85,21 +86,25 @@ def by_key(database: Database, clock: Clock) -> Authenticate:
 def create_admin_app(services: AdminServices) -> FastAPI:
     """Return the admin API over ``services``; the caller opens and closes the services."""
     app = DescribedApi(
-        title="weft admin", summary="What operators of weft do.", redirect_slashes=False, openapi_url=None
+        title="weft admin",
+        summary="What operators of weft do.",
+        redirect_slashes=False,
+        openapi_url=None,
+        routes=list(ROUTES),
     )
     app.state.services = services
     install_error_handlers(app)
     app.add_middleware(RequestObserver, telemetry=services.runtime.telemetry, prefixes=(ADMIN_PREFIX,))
-    for module in _MODULES:
-        app.include_router(module.router, prefix=ADMIN_PREFIX)
-    app.include_router(_document, prefix=ADMIN_PREFIX)
     return app
 
 
-# No function inside ``create_admin_app``: FastAPI keeps every endpoint for good, and such a function keeps its application.
 @_document.get("/openapi.json", tags=["document"])
 async def document(caller: Caller, admin: Admin, request: Request) -> dict[str, Any]:
     """Return the OpenAPI document of the admin API."""
     del caller, admin
     api: FastAPI = request.app
     return api.openapi()
+
+
+ROUTES = routes_of(*((ADMIN_PREFIX, router) for router in (*(module.router for module in _MODULES), _document)))
+"""Routes of every admin API of a process."""

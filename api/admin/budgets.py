@@ -9,8 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from api.admin.acts import record_operator
 from api.admin.bodies import PathId, operator_body
 from api.admin.services import Admin, Caller
-from api.admin.standings import StandingBody, standing_body
 from api.admin.tenants import find_row
+from api.standing_records import StandingReport, standing_report
 from api.wire.request_model import PlainText, RequestModel
 from contracts.errors import InvalidRequest, NotFound
 from contracts.ids import TenantId
@@ -45,7 +45,7 @@ async def change_budget(
     tenant_id: PathId,
     period: Period,
     body: Annotated[NewBudget, operator_body(NewBudget)],
-) -> StandingBody:
+) -> StandingReport:
     """Give a tenant, one of its keys or one of its projects a budget. What was used in the period before counts.
 
     Raises ``NotFound``, ``Forbidden`` for a project that there is not, ``InvalidRequest`` for an amount or a currency that is
@@ -79,7 +79,7 @@ async def change_budget(
             project=project,
             after=told,
         )
-        return standing_body(await standing(transaction, tenant, admin.limits, now, requests=admin.request_rates))
+        return standing_report(await standing(transaction, tenant, admin.limits, now, requests=admin.request_rates))
 
 
 async def _key(transaction: AsyncSession, tenant: TenantId, begin: str) -> ApiKey:

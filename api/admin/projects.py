@@ -1,43 +1,20 @@
 """Projects of tenants for operators: list, make and bound them."""
 
-from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
 
 from api.admin.acts import record_operator
 from api.admin.bodies import Listed, PathId, operator_body
 from api.admin.services import Admin, Caller
 from api.admin.tenants import find_row
-from api.wire.request_model import PlainText, RequestModel
+from api.project_records import NewProject, NewProjectLimits, ProjectBody, project_body
 from contracts.ids import TenantId
 from tenants.audit_actions import Action
-from tenants.project_limits import ProjectChange, set_project_limits
-from tenants.projects import ProjectInfo, create_project, list_projects
+from tenants.project_limits import set_project_limits
+from tenants.projects import create_project, list_projects
 
 router = APIRouter(tags=["projects"])
-
-
-class NewProject(RequestModel):
-    """Name of a project to make."""
-
-    name: Annotated[PlainText, Field(max_length=100)]
-
-
-class NewProjectLimits(RequestModel):
-    """Limits to set, by name; null for none. Those that are not named stay."""
-
-    limits: Annotated[dict[Annotated[str, Field(max_length=100)], int | None], Field(max_length=100)]
-
-
-class ProjectBody(BaseModel):
-    """A project. ``created_at`` is null for the default one, which is as old as its tenant."""
-
-    id: str
-    name: str
-    created_at: datetime | None
-    limits: dict[str, int]
 
 
 @router.get("/tenants/{tenant_id}/projects")
@@ -47,7 +24,7 @@ async def list_tenants_projects(caller: Caller, admin: Admin, tenant_id: PathId)
     async with admin.runtime.database.read() as session:
         tenant = TenantId((await find_row(session, tenant_id)).id)
         found = await list_projects(session, tenant)
-    return Listed(items=[_body(one) for one in found])
+    return Listed(items=[project_body(one) for one in found])
 
 
 @router.post("/tenants/{tenant_id}/projects")
@@ -75,7 +52,7 @@ async def make_project(
                 project=made.id,
                 after=told,
             )
-        return _body(made)
+        return project_body(made)
 
 
 @router.put("/tenants/{tenant_id}/projects/{project}/limits")
@@ -106,8 +83,4 @@ async def change_project_limits(
             before={"limits": changed.before},
             after={"limits": changed.limits},
         )
-        return _body(changed)
-
-
-def _body(project: ProjectInfo | ProjectChange) -> ProjectBody:
-    return ProjectBody(id=project.id, name=project.name, created_at=project.created_at, limits=dict(project.limits))
+        return project_body(changed)

@@ -25,8 +25,8 @@ from api.admin.bodies import (
 )
 from api.admin.notes import note_done
 from api.admin.services import Admin, AdminServices, Caller
-from api.admin.standings import StandingBody, standing_body
 from api.key_records import MadeKey
+from api.standing_records import StandingReport, standing_report
 from api.wire.request_model import MapOf, PlainText, RequestModel
 from contracts.errors import NotFound, SequenceConflict
 from contracts.ids import TenantId
@@ -249,13 +249,13 @@ async def resume(caller: Caller, admin: Admin, request: Request, tenant_id: Path
 
 
 @router.get("/tenants/{tenant_id}/standing")
-async def show_standing(caller: Caller, admin: Admin, tenant_id: PathId) -> StandingBody:
+async def show_standing(caller: Caller, admin: Admin, tenant_id: PathId) -> StandingReport:
     """Show a tenant's limits and its use of them, counted as they are enforced. Raises ``NotFound``."""
     del caller
     async with admin.runtime.database.read() as session:
         found = await find_row(session, tenant_id)
         now, counted = await admin.now(), admin.request_rates
-        return standing_body(await standing(session, TenantId(found.id), admin.limits, now, requests=counted))
+        return standing_report(await standing(session, TenantId(found.id), admin.limits, now, requests=counted))
 
 
 def tenant_body(row: Tenant) -> TenantBody:

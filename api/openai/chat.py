@@ -58,7 +58,7 @@ class ChatRequest(GenerationRequest):
     @property
     def token_limit(self) -> int | None:
         """``max_completion_tokens``, or else the older ``max_tokens``."""
-        return self.max_completion_tokens or self.max_tokens
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def alternatives(self) -> int:
@@ -102,7 +102,7 @@ class ChatRequest(GenerationRequest):
     @property
     def field_names(self) -> FieldNames:
         """Names of this endpoint for the fields of a ``SampleRequest``, where they differ."""
-        limit = "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         return {
             **super().field_names,
             "prompt": "messages",

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import ParamSpec, TypeVar
@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from fastapi import Request
 
-from api.followed_sample import FollowedSample, followed
+from api.followed_sample import FollowedSample, all_followed
 from api.openai.models import SESSION, NamedModel, version_of_run
 from api.openai.sample_request import sample_request
 from api.request_body import off_loop
@@ -21,10 +21,11 @@ from api.shared_reads import Purpose, shared_read
 from api.wire.openai_requests import GenerationRequest
 from api.wire.trajectory import trajectory_of
 from contracts.base_model import BaseModelFacts
+from contracts.codec import request_digest
 from contracts.errors import BudgetSpent, EngineFailure, InvalidRequest, StaleSample, WeftError
 from contracts.ids import SamplerId, SessionId
 from contracts.ledger_records import OperationState, OperationStatus
-from contracts.operations import SampledSequence, SampleOutput, SampleRequest
+from contracts.operations import OperationKind, SampledSequence, SampleOutput, SampleRequest
 from contracts.paths import parse_path
 from contracts.rate_lines import RateLine
 from contracts.vocabulary import BaseVocabulary
@@ -156,7 +157,7 @@ async def generation(
     facts, settings = services.sampled_base(model.base_model), services.runtime.settings
     # Biases and forms may be large beside a short prompt.
     size = max(len(asked.sent), sum(map(len, prompts)))
-    tokens, samples = await off_loop(
+    tokens, samples, digest = await off_loop(
         services, caller.tenant, size, _samples, asked, prompts, facts=facts, vocabulary=vocabulary, settings=settings
     )
     trajectory = trajectory_of(request, asked.prompt_cache_key, name="prompt_cache_key")
@@ -177,7 +178,7 @@ async def generation(
             _number(f"{key}/{place}"),
             model.base_model,
             replace(sample, trajectory=trajectory),
-            asked.sent,
+            digest,
             obstacle=obstacle,
             may_return=given is not None,
             may_wait=False,
@@ -186,8 +187,7 @@ async def generation(
         )
         for place, sample in enumerate(samples)
     ]
-    async with AsyncExitStack() as stack:
-        followers = [await stack.enter_async_context(followed(services, submission)) for submission in submissions]
+    async with all_followed(services, submissions) as followers:
         yield Generation(services, caller, model, vocabulary, asked, tokens, followers)
 
 
@@ -208,10 +208,11 @@ def _samples(
     facts: BaseModelFacts,
     vocabulary: BaseVocabulary,
     settings: Settings,
-) -> tuple[list[list[int]], list[SampleRequest]]:
-    """Return the tokens and the sample of each prompt. Raises ``InvalidRequest``."""
+) -> tuple[list[list[int]], list[SampleRequest], bytes]:
+    """Return the tokens and the sample of each prompt, and the digest of the request. Raises ``InvalidRequest``."""
     tokens = [_encoded(vocabulary, facts, prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
-    return tokens, [sample_request(asked, prompt, facts, vocabulary, settings) for prompt in tokens]
+    samples = [sample_request(asked, prompt, facts, vocabulary, settings) for prompt in tokens]
+    return tokens, samples, request_digest(OperationKind.SAMPLE, asked.sent)
 
 
 def _encoded(vocabulary: BaseVocabulary, facts: BaseModelFacts, text: str) -> list[int]:

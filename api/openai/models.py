@@ -19,7 +19,6 @@ from tenants.checkpoints import list_checkpoints, path_of
 from tenants.followed_versions import followed_version
 from tenants.rights import Principal
 from tenants.runs import get_run, list_runs
-from tenants.sessions import standing_session_id
 from tenants.sharing import find_readable
 from tenants.tenant_names import tenant_name
 
@@ -79,8 +78,7 @@ async def named_model(services: ApiServices, caller: Principal, name: str) -> Na
 
 async def version_of_run(services: ApiServices, session: AsyncSession, caller: Principal, run: RunId) -> CheckpointId:
     """Return the version that the caller's samplers of the run follow now. Raises ``NotFound`` without sampler weights."""
-    beside = standing_session_id(caller.tenant, SESSION, caller.home_project)
-    return await followed_version(session, caller.tenant, run, services.runtime.clock, beside=beside)
+    return await followed_version(session, caller.tenant, run, services.runtime.clock)
 
 
 @router.get("/models")

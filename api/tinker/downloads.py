@@ -124,12 +124,14 @@ async def _followed(
 ) -> tuple[FollowedLink, Path, Callable[[], bool]]:
     """Return the link, the folder behind it, and a function that tells whether the link's key has ended since.
 
-    The download counts as a stream of the link's tenant. Raises ``NotFound``, ``TooManyRequests``.
+    The download counts as a stream of the link's tenant, and waits until it has few others in progress. Raises ``NotFound``,
+    ``TooManyRequests``.
     """
     async with services.runtime.database.read() as session:
         link = await follow_link(session, secret, services.runtime.clock)
     ask_for(link.tenant)
     await services.admission.enter(link.tenant, request.scope)
+    await services.admission.hold_download(link.tenant, request.scope)
     folder = services.runtime.data_folder.path(link.directory)
     return link, folder, services.ended_keys.of(link.key_id)
 

@@ -35,7 +35,8 @@ from tenants.sharing import set_public
 
 router = APIRouter(tags=["checkpoints"])
 
-_CHECKPOINT = "/training_runs/{run_id}/checkpoints/{checkpoint_id:path}"
+_CHECKPOINT = "/training_runs/{run_id}/checkpoints/{segment}/{name}"
+"""Both parts by themselves: a checkpoint may be named ``publish``, too."""
 
 
 class CopyWeightsRequest(RequestModel):
@@ -59,15 +60,17 @@ class CopiedWeights(BaseModel):
 
 
 @router.post(_CHECKPOINT + "/publish", status_code=204)
-async def publish(caller: CheckpointWriter, services: Services, run_id: PathId, checkpoint_id: PathId) -> None:
+async def publish(caller: CheckpointWriter, services: Services, run_id: PathId, segment: PathId, name: PathId) -> None:
     """Let every tenant sample, train from and copy the checkpoint. A repeat does nothing. Raises ``NotFound``."""
-    await _set_public(services, caller, run_id, checkpoint_id, public=True)
+    await _set_public(services, caller, address_of(run_id, f"{segment}/{name}"), public=True)
 
 
 @router.delete(_CHECKPOINT + "/publish", status_code=204)
-async def unpublish(caller: CheckpointWriter, services: Services, run_id: PathId, checkpoint_id: PathId) -> None:
+async def unpublish(
+    caller: CheckpointWriter, services: Services, run_id: PathId, segment: PathId, name: PathId
+) -> None:
     """Take a publication back: other tenants' samplers of the checkpoint end with their next sample. Raises ``NotFound``."""
-    await _set_public(services, caller, run_id, checkpoint_id, public=False)
+    await _set_public(services, caller, address_of(run_id, f"{segment}/{name}"), public=False)
 
 
 @router.post("/copy_weights")
@@ -189,10 +192,7 @@ async def _copied(
     return path, is_new
 
 
-async def _set_public(
-    services: ApiServices, caller: Principal, run_id: str, checkpoint_id: str, *, public: bool
-) -> None:
-    path = address_of(run_id, checkpoint_id)
+async def _set_public(services: ApiServices, caller: Principal, path: CheckpointPath, *, public: bool) -> None:
     async with services.runtime.database.write() as transaction:
         await set_public(transaction, caller.reach, path, services.runtime.clock, public=public)
         action = Action.CHECKPOINT_PUBLISH if public else Action.CHECKPOINT_UNPUBLISH

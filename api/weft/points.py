@@ -31,6 +31,7 @@ class PointInfo(BaseModel):
 
     - ``mean_loss``: ``loss_sum / loss_weight``; null where that is not defined or not finite.
     - ``loss_per``: what the loss is divided by: ``weight``, ``sampled_token``, ``token``, ``mixed`` or ``nothing``.
+    - ``loss_fns``: the passes' loss functions, each once, in their order; none of a point that an earlier version made.
     - ``sampling_kl``: nats a sampled token, of the weights from those that sampled it; null without sampled tokens.
     - ``adapter_step``: steps that the adapter counts; goes back where the run loads an older state.
     """
@@ -41,6 +42,7 @@ class PointInfo(BaseModel):
     loss_sum: float | None
     loss_weight: float
     loss_per: str
+    loss_fns: list[str]
     tokens: int
     learning_rate: float | None
     grad_norm: float | None

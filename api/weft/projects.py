@@ -1,43 +1,21 @@
 """Endpoints of a tenant's projects: list, make, and bound."""
 
-from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from api.acting import record_act
 from api.authentication import ProjectAdmin, ProjectReader
 from api.json_body import json_body
+from api.project_records import NewProject, NewProjectLimits, ProjectBody, project_body
 from api.services import Services
-from api.wire.request_model import PlainText, RequestModel
 from contracts.errors import Forbidden
 from tenants.audit_actions import Action
-from tenants.project_limits import ProjectChange, set_project_limits
-from tenants.projects import ProjectInfo, create_project, list_projects
+from tenants.project_limits import set_project_limits
+from tenants.projects import create_project, list_projects
 
 router = APIRouter(tags=["projects"])
-
-
-class NewProject(RequestModel):
-    """Name of a project to make."""
-
-    name: Annotated[PlainText, Field(max_length=100)]
-
-
-class NewProjectLimits(RequestModel):
-    """Limits to set, by name; null for none. Those that are not named stay."""
-
-    limits: Annotated[dict[Annotated[str, Field(max_length=100)], int | None], Field(max_length=100)]
-
-
-class ProjectBody(BaseModel):
-    """A project. ``id`` or ``name`` is what clients send as ``project_id``; ``created_at`` is null for the default one."""
-
-    id: str
-    name: str
-    created_at: datetime | None
-    limits: dict[str, int]
 
 
 class ProjectList(BaseModel):
@@ -51,7 +29,7 @@ async def list_own_projects(caller: ProjectReader, services: Services) -> Projec
     """List the projects that the key reaches."""
     async with services.runtime.database.read() as session:
         found = await list_projects(session, caller.reach)
-    return ProjectList(projects=[_body(one) for one in found])
+    return ProjectList(projects=[project_body(one) for one in found])
 
 
 @router.post("/projects")
@@ -66,7 +44,7 @@ async def make_project(
         if made.is_new:
             told = {"name": made.name}
             await record_act(transaction, services, caller, Action.PROJECT_CREATE, made.id, project=made.id, after=told)
-    return _body(made)
+    return project_body(made)
 
 
 @router.put("/projects/{project}/limits")
@@ -96,8 +74,4 @@ async def change_project_limits(
             before={"limits": changed.before},
             after={"limits": changed.limits},
         )
-    return _body(changed)
-
-
-def _body(project: ProjectInfo | ProjectChange) -> ProjectBody:
-    return ProjectBody(id=project.id, name=project.name, created_at=project.created_at, limits=dict(project.limits))
+    return project_body(changed)

@@ -66,9 +66,9 @@ async def test_a_thousand_checkpoints_are_deleted_by_one_request_and_a_neighbour
         deleting = asyncio.create_task(delete(cats, paths))
         while not deleting.done():
             assert (await dogs.http.get("/checkpoints")).json()["checkpoints"][0]["tinker_path"] == theirs[0]
-            answered += 1
+            answered += not deleting.done()
     assert deleting.result() == {"deleted": MOST, "missing": []}
-    assert answered > 1
+    assert answered
     writes = [one for one in sent if one.startswith(("INSERT INTO", "DELETE FROM", "UPDATE"))]
     assert len(writes) < MOST_STATEMENTS
     told = await entries(service)

@@ -1,21 +1,27 @@
 """Samples that end before they are done: by their client, with its connection, its session or its key; another tenant's go on."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import pytest_asyncio
 from sqlalchemy import func, select
 
-from contracts.errors import FutureGone
-from contracts.ids import RequestId
-from contracts.ledger_records import OperationState
+from api import followed_sample
+from api.sample_submission import SampleSubmission
+from contracts.errors import FutureGone, Unavailable
+from contracts.ids import RequestId, SamplerId
+from contracts.ledger_records import NewOperation, OperationState
+from contracts.operations import SampleRequest, SamplingParams
 from contracts.vocabulary import BaseVocabulary
 from ledger.cancellation import OfOperation, client_silent
+from ledger.ledger import Ledger
+from ledger.sample_intake import AcceptedSample
 from ledger.wakeups import operation_topic
 from store.repeat import wait_for
 from store.settings import Settings
@@ -185,6 +191,66 @@ async def test_no_sample_ends_because_its_server_does(cats) -> None:
     assert "event: error" in rest
     assert '"code":"unavailable","retryable":true' in rest[rest.index("event: error") + 1]
     assert (await cats.service.ledger.status(cats.id, sample)).state is OperationState.PENDING
+
+
+def once_unavailable(monkeypatch, method: str) -> asyncio.Event:
+    """Have the database not answer the ledger's next call of the method; the event tells when it has not."""
+    failed, whole = asyncio.Event(), getattr(Ledger, method)
+
+    async def call(*args: Any, **more: Any) -> Any:
+        if failed.is_set():
+            return await whole(*args, **more)
+        failed.set()
+        raise Unavailable("the database does not answer")
+
+    monkeypatch.setattr(Ledger, method, call)
+    return failed
+
+
+@pytest.mark.usefixtures("with_text", "beside")
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_stream_outlasts_an_outage_and_its_sample_ends_with_its_client(cats, monkeypatch, stream: bool) -> None:
+    monkeypatch.setattr("api.followed_sample._OUTAGE_SECONDS", 0.02)
+    failed = once_unavailable(monkeypatch, "wait_until_final")
+    async with asyncio.timeout(SECONDS), openai_request(cats, stream=stream) as sample:
+        # Listened to again, after the outage.
+        assert failed.is_set()
+    assert await end_of(cats, sample) == CANCELLED
+
+
+@pytest.mark.usefixtures("with_text", "beside")
+async def test_a_sample_of_a_client_that_left_in_an_outage_ends_after_it(cats, monkeypatch) -> None:
+    monkeypatch.setattr("api.departures.LOOK_SECONDS", 0.02)
+    failed = once_unavailable(monkeypatch, "cancel")
+    async with openai_request(cats, stream=True) as sample:
+        pass
+    assert await end_of(cats, sample) == CANCELLED
+    assert failed.is_set()
+
+
+@pytest.mark.usefixtures("beside")
+async def test_a_client_that_leaves_while_its_sample_is_accepted_ends_it(cats, monkeypatch) -> None:
+    intake, recorded, go_on = cats.service.services.sample_intake, asyncio.Event(), asyncio.Event()
+    accept = intake.accept_together
+
+    async def held(samples: Sequence[NewOperation]) -> list[AcceptedSample]:
+        accepted = await accept(samples)
+        recorded.set()
+        await go_on.wait()
+        return accepted
+
+    monkeypatch.setattr(intake, "accept_together", held)
+    new = SampleRequest(np.array([5, 6, 7]), 1, SamplingParams(max_tokens=50))
+    submission = SampleSubmission(cats.id, SamplerId(await sampler(cats)), 0, BASE, new, b"a sample", may_return=False)
+    following = asyncio.create_task(followed_sample.followed(cats.service.services, submission).__aenter__())
+    async with asyncio.timeout(SECONDS):
+        await recorded.wait()
+        following.cancel()
+        await asyncio.wait([following])
+    go_on.set()
+    sample = await newest(cats)
+    assert sample is not None
+    assert await end_of(cats, sample) == CANCELLED
 
 
 # --- with the session ------------------------------------------------------------------------------------------------

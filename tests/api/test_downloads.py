@@ -1,8 +1,10 @@
 """A checkpoint's files over HTTP, by links that need no key and are nobody else's to make."""
 
+import asyncio
 import io
 import os
 import tarfile
+from contextlib import AsyncExitStack
 from datetime import timedelta
 
 import httpx
@@ -143,3 +145,30 @@ async def test_a_link_ends_with_the_last_second_of_its_key(cats, clock) -> None:
     assert [(await _fetched(cats, url)).status_code for url in (link, other)] == [200, 200]
     clock.move(seconds=1)
     assert [(await _fetched(cats, url)).status_code for url in (link, other)] == [404, 200]
+
+
+async def test_a_tenant_has_few_downloads_at_a_time_and_another_tenants_goes_on(
+    cats, dogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each archive that nobody reads on holds its files open. Further ones wait, and are then refused."""
+    run, theirs = await cats.run(), await dogs.run()
+    folder = await cats.checkpoint(run, "ck1")
+    os.truncate(folder / "adapter_model.safetensors", 2**26)
+    (folder / "small").write_bytes(b"x")
+    await dogs.checkpoint(theirs, "ck1")
+    link = (await cats.http.get(_url(run, "archive"))).headers["location"]
+    other = (await dogs.http.get(_url(theirs, "archive"))).headers["location"]
+    file = (await cats.http.get(_url(run, "external_weights_urls"))).json()["urls"]["small"]
+    async with httpx.AsyncClient(timeout=40, limits=httpx.Limits(max_connections=None)) as stranger:
+        async with AsyncExitStack() as unread:
+            for _ in range(16):
+                answer = await unread.enter_async_context(stranger.stream("GET", link))
+                assert answer.status_code == 200
+            waiting = asyncio.create_task(_fetched(cats, file))
+            assert (await _fetched(dogs, other)).status_code == 200
+            assert not waiting.done()
+            monkeypatch.setattr("api.admission.PATIENCE_SECONDS", 0.1)
+            refused = await _fetched(cats, file)
+            assert (refused.status_code, "downloads in progress" in refused.text) == (429, True)
+        assert (await waiting).status_code == 200
+        assert (await _fetched(cats, file)).status_code == 200

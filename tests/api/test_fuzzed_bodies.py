@@ -143,7 +143,7 @@ NO_BODY = {
     "/api/v1/client/config",
     "/api/v1/client/dynamic_config",
     "/api/v1/telemetry",
-    "/api/v1/training_runs/{run_id}/checkpoints/{checkpoint_id}/publish",
+    "/api/v1/training_runs/{run_id}/checkpoints/{segment}/{name}/publish",
     "/api/weft/v1/webhooks/{name}/events/{event_id}/retry",
     "/api/weft/v1/webhooks/{name}/secret",
     "/api/weft/v1/webhooks/{name}/test",

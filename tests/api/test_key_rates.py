@@ -1,5 +1,6 @@
 """A key or a project over its rate has its work accepted and held, and is told which; its tenant's others do not notice."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -9,8 +10,12 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+from sqlalchemy import func, select
 
+from contracts.vocabulary import BaseVocabulary
+from store.repeat import wait_for
 from store.settings import Settings
+from store.tables import Operation
 from tenants.keys import create_key
 from tenants.projects import create_project
 from tenants.rights import KeyRights, Role, Scope
@@ -168,6 +173,46 @@ async def test_openais_clients_are_told_to_come_again_by_their_keys_rate_and_oth
     # A key of the tenant without a rate, and another tenant: nothing draws, so theirs wait to be followed.
     for free in (cats, dogs):
         assert (await ask(free, await sampler(free), 0)).status_code == 200
+
+
+async def test_prompts_of_one_request_are_taken_together_or_not_at_all(
+    service: Service, cats: Tenant, dogs: Tenant, keys: Keys
+) -> None:
+    """A refusal leaves nothing under the ``Idempotency-Key``, and the repeat after the told time is answered."""
+    letters = BaseVocabulary(frozenset(), encode=lambda text: [7] * len(text), decode=lambda tokens: "x" * len(tokens))
+    service.services.vocabularies[BASE] = letters
+    bounded, _ = await keys.made(
+        await keys.administrator(cats), limits={"sample_tokens_per_minute": 60, "sample_tokens_burst": 30}
+    )
+
+    async def complete(**more: Any) -> httpx.Response:
+        body = {"model": BASE, "prompt": [[1, 2], [3, 4]], "max_tokens": 10, **more}
+        headers = {"Authorization": f"Bearer {bounded.key}", "Idempotency-Key": "both"}
+        async with httpx.AsyncClient(base_url=service.url, timeout=60) as http:
+            return await http.post("/v1/completions", json=body, headers=headers)
+
+    async def accepted() -> int:
+        async with service.database.read() as session:
+            return await session.scalar(select(func.count()).select_from(Operation)) or 0
+
+    for tenant in (bounded, dogs):
+        assert (await ask(tenant, await sampler(tenant), 0)).status_code == 200
+    refused = await complete()
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "4")
+    assert "these 2 samples may take 24 tokens" in refused.json()["error"]["message"]
+    assert await accepted() == 2
+    service.clock.move(seconds=4)
+    asking = asyncio.create_task(complete())
+    async with asyncio.timeout(60):
+        while await accepted() < 4 and not asking.done():
+            await wait_for(asyncio.Event(), 0.02)
+    assert await finish_samples(service) == 4
+    answer = await asking
+    assert (answer.status_code, len(answer.json()["choices"])) == (200, 2)
+    assert (await complete()).json()["choices"] == answer.json()["choices"]
+    # Another request under the key is refused whole, also the prompt that is new in it.
+    other = await complete(prompt=[[1, 2], [3, 4], [5, 6]])
+    assert (other.status_code, await accepted()) == (400, 4)
 
 
 async def test_nobody_gives_a_key_more_than_his_own_rate_nor_himself(cats: Tenant, dogs: Tenant, keys: Keys) -> None:

@@ -1,12 +1,14 @@
 """Points and own metrics of runs over HTTP: idempotent, bounded, and a tenant's own."""
 
 import pytest
+from weft_client.models import Points
 
 from contracts.losses import LossName
 from contracts.operations import ForwardBackwardOutput, LossSpec, OperationKind, OptimStepped, TrainingBatch
 from tenants.limits import set_tenant
 
 PASS = TrainingBatch(LossSpec(LossName.CROSS_ENTROPY), [])
+PPO = TrainingBatch(LossSpec(LossName.PPO), [])
 
 
 def url(tenant, run: str, what: str = "points") -> str:
@@ -48,6 +50,21 @@ async def test_a_curve_is_read_on_from_any_step(cats, dogs) -> None:
     page = (await cats.http.get(url(cats, mine), params={"after": 1, "limit": 1})).json()
     assert [one["step"] for one in page["points"]] == [2]
     assert len((await dogs.http.get(url(dogs, theirs))).json()["points"]) == 1
+
+
+async def test_a_point_tells_its_loss_functions_to_its_tenant_and_the_client_reads_them(cats, dogs) -> None:
+    mine, theirs = await cats.run(), await dogs.run()
+    for number, payload in enumerate((PPO, PASS), 1):
+        await cats.operation(mine, number, kind=OperationKind.FORWARD_BACKWARD, payload=payload)
+        await cats.service.run_next(ForwardBackwardOutput([], {"loss:sum": 1.0, "tokens:sum": 4.0}))
+    await cats.operation(mine, 3)
+    await cats.service.run_next(OptimStepped({"step:max": 1.0}))
+    await steps(dogs, theirs, [1.0])
+    answer = await cats.http.get(url(cats, mine))
+    assert [one["loss_fns"] for one in answer.json()["points"]] == [["ppo", "cross_entropy"]]
+    (point,) = Points.model_validate_json(answer.content).points
+    assert point.loss_fns == ["ppo", "cross_entropy"]
+    assert [one["loss_fns"] for one in (await dogs.http.get(url(dogs, theirs))).json()["points"]] == [["cross_entropy"]]
 
 
 async def test_a_run_of_another_tenant_is_not_found(cats, dogs) -> None:

@@ -141,6 +141,16 @@ async def test_a_hostile_json_pass_is_refused_while_others_go_on(cats: Tenant, d
         assert answer.status_code == 200, "the refused pass keeps its seq_id, so that the next one is not held back"
 
 
+async def test_a_save_that_is_nested_too_deep_keeps_its_seq_id(cats: Tenant, dogs: Tenant) -> None:
+    run = await cats.run()
+    deep = b"[" * 300 + b"]" * 300
+    body = b'{"model_id":"' + run.encode() + b'","seq_id":1,"user_metadata":{"a":' + deep + b"}}"
+    attack = cats.http.post("/save_weights_for_sampler", content=body, headers={"Content-Type": "application/json"})
+    answer = await answer_beside(dogs, attack)
+    assert answer.status_code == 200
+    assert "recursion limit" in await failure(cats, answer)
+
+
 @pytest.mark.parametrize("field", [b"\x1a\x00", b"\x1a\x02\x0a\x00", b"\x2a\x00", b"\x3a\x00"])
 async def test_records_of_two_bytes_are_counted_before_they_are_built(cats: Tenant, dogs: Tenant, field: bytes) -> None:
     run = await cats.run()

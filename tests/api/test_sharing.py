@@ -27,6 +27,17 @@ async def copy(tenant, body: dict, *, key: str | None = None, token: str | None 
     return await tenant.http.post("/copy_weights", json=body, headers=headers)
 
 
+@pytest.mark.parametrize("name", ["publish", "ttl", "archive", "external_weights_urls"])
+async def test_a_checkpoint_with_a_routes_name_is_deleted(cats, dogs, name: str) -> None:
+    mine, theirs = await cats.run(), await dogs.run()
+    for tenant, run in ((cats, mine), (dogs, theirs)):
+        await tenant.checkpoint(run, name)
+    deleted = await cats.http.delete(f"/training_runs/{mine}/checkpoints/weights/{name}")
+    assert deleted.status_code == 204, deleted.text
+    listed = [(await tenant.http.get("/checkpoints")).json()["checkpoints"] for tenant in (cats, dogs)]
+    assert [len(one) for one in listed] == [0, 1]
+
+
 async def publish(tenant, run: str, *, taken_back: bool = False) -> None:
     method = "DELETE" if taken_back else "POST"
     answer = await tenant.http.request(method, f"/training_runs/{run}/checkpoints/weights/one/publish")

@@ -8,11 +8,13 @@ from sqlalchemy import insert
 
 from api.route_building import build_routes
 from store.tables import UsageHour
+from tenants.usage_costs import priced_pages
 from tenants.usage_hours import SUMS
 from tests.api.conftest import BASE, Tenant, as_administrator
 
-LINES_A_DAY = 6_000
-"""More than a page."""
+LINES_A_DAY = 1_200
+PAGE = 1_000
+"""Lines of usage that are read at once here: fewer than a day's, in place of thousands."""
 EVENT = b'"event_info"'
 """Begins an event of the SDK's form."""
 
@@ -49,15 +51,18 @@ async def streamed(tenant: Tenant, path: str) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("path", "days", "more"),
     [
-        ("weft/v1/usage?group_by=session&format=csv", 1, 3),
-        ("weft/v1/usage/export?format=focus", 1, 3),
+        ("weft/v1/usage?group_by=session&format=csv", 1, 4),
+        ("weft/v1/usage/export?format=focus", 1, 4),
         # An hour is kept until it is whole, beside the page in which the next one begins.
-        ("v1/billing/usage/events?", 2, 4),
+        ("v1/billing/usage/events?", 2, 8),
     ],
 )
 async def test_several_times_as_many_lines_take_no_more_memory(
-    cats: Tenant, dogs: Tenant, path: str, days: int, more: int
+    cats: Tenant, dogs: Tenant, monkeypatch: pytest.MonkeyPatch, path: str, days: int, more: int
 ) -> None:
+    for size in ("tenants.usage_exports._PAGE", "api.tinker.billing._LINES_AT_ONCE"):
+        monkeypatch.setattr(size, PAGE)
+    monkeypatch.setitem(priced_pages.__kwdefaults__, "most", PAGE)
     build_routes(cats.service.app.router)
     for tenant in (cats, dogs):
         await as_administrator(tenant)

@@ -16,11 +16,14 @@ from weft_client.errors import BadRequest, NotAllowed, NotAuthenticated, NotTher
 from weft_client.streams import Accepted, Done, Tokens
 from weft_client.synchronous import Weft
 
+from contracts.ids import RequestId
 from contracts.losses import LossName
 from contracts.operations import ForwardBackwardOutput, LossSpec, OperationKind, OptimStepped, TrainingBatch
 from store.tables import ApiKey
+from tenants.gates import Dispatch, Entry, make_gates, mark_in_flight
 from tenants.rights import Role
 
+MORE_THAN_A_PAGE = 51
 PASS = TrainingBatch(LossSpec(LossName.CROSS_ENTROPY), [])
 
 
@@ -75,6 +78,45 @@ async def test_a_block_pauses_and_resumes_even_after_an_error(cats, dogs, weft: 
     with pytest.raises(ZeroDivisionError):
         await fail_in_block()
     assert (await weft.gates.state(run)).state == "open"
+
+
+async def test_a_block_that_is_left_while_samples_are_in_flight_resumes(cats, dogs, weft: AsyncWeft) -> None:
+    run, theirs = await cats.run(), await dogs.run()
+    for tenant, drawn in ((cats, run), (dogs, theirs)):
+        async with cats.service.database.write() as transaction:
+            sample = Dispatch(RequestId(f"of {drawn}"), tenant.id, "base", drawn, "v", "replica", "a pool")
+            await make_gates(transaction, sample, cats.service.clock)
+        async with cats.service.database.write() as transaction:
+            (entered,) = await mark_in_flight(transaction, [sample], cats.service.clock)
+            assert entered.entry is Entry.IN_FLIGHT
+
+    async def pause() -> None:
+        async with weft.gates.paused(run, mode="wait", ttl=600):
+            raise AssertionError("a sample is in flight")
+
+    async with AsyncWeft(cats.service.url, dogs.key, retries=0) as other, asyncio.timeout(60):
+        await other.gates.pause(theirs, mode="wait", wait_seconds=0)
+        pausing = asyncio.create_task(pause())
+        while (await weft.gates.state(run)).state != "pausing":
+            pass
+        pausing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pausing
+        assert (await weft.gates.state(run)).state == "open"
+        assert (await other.gates.state(theirs)).state == "pausing"
+
+
+async def test_the_end_of_a_block_whose_answer_is_lost_is_looked_up() -> None:
+    def state(generation: int, told: str) -> Callable[[asyncio.StreamWriter], None]:
+        rest = {"in_flight": 0, "versions": {}, "replicas": {}}
+        gate = {"adapter": "r", "base_model": "base", "state": told, "generation": generation, **rest}
+        return json_answer(200, gate)
+
+    # Lost before it was made, and asked for again; then lost afterwards.
+    answers = [state(4, "paused"), dropped, state(4, "paused"), dropped, state(5, "open")]
+    async with scripted(answers) as (url, requests), AsyncWeft(url, "tml-x") as weft, weft.gates.paused("r"):
+        pass
+    assert [head.split()[0] for head in requests] == [b"POST", b"POST", b"GET", b"POST", b"GET"]
 
 
 async def test_the_pause_of_somebody_else_outlives_the_block(cats, weft: AsyncWeft) -> None:
@@ -223,6 +265,19 @@ async def test_a_streamed_archive_is_sent_once() -> None:
         assert len(requests) == 1
 
 
+async def test_the_rest_of_an_archive_is_sent_once() -> None:
+    """The service may have kept some of it, and refuses what begins before that."""
+    refused = json_answer(503, {"detail": "later", "code": "unavailable", "retryable": False})
+    async with scripted([dropped, refused]) as (url, requests), AsyncWeft(url, "tml-x") as weft:
+        with pytest.raises(ServiceUnavailable):
+            await weft.jobs.import_archive(b"tar", base_model="base", name="one", offset=3, idempotency_key="x")
+        assert len(requests) == 1
+    async with scripted([dropped, refused]) as (url, requests), AsyncWeft(url, "tml-x") as weft:
+        with pytest.raises(ServiceUnavailable):
+            await weft.jobs.import_archive(b"tar", base_model="base", name="one", idempotency_key="x")
+        assert len(requests) == 2
+
+
 async def test_a_stream_that_breaks_off_goes_on_without_a_token_twice() -> None:
     accepted = ("accepted", {"request_id": "r"})
 
@@ -291,6 +346,22 @@ async def test_lists_have_what_is_the_tenants_own_page_by_page(cats, dogs, weft:
     assert [one.run async for one in weft.checkpoints.list(run=theirs)] == []
     assert [one.run async for one in weft.checkpoints.list(name="second")] == [run]
     assert len([one async for one in weft.checkpoints.list(type="training", public=False)]) == 2
+
+
+async def test_all_runs_of_the_tenant_come_once_with_asyncio_and_without(cats, dogs, weft: AsyncWeft) -> None:
+    runs = [await cats.run(model_seq_id=number) for number in range(MORE_THAN_A_PAGE)]
+    await dogs.run()
+    page = await weft.runs.page()
+    assert (len(page.runs), page.next_cursor is not None) == (MORE_THAN_A_PAGE - 1, True)
+    listed = [one.id async for one in weft.runs.list()]
+    assert (listed[: len(page.runs)], sorted(listed)) == ([one.id for one in page.runs], sorted(runs))
+    assert [one async for one in weft.runs.list(base_model="another")] == []
+
+    def without_asyncio() -> list[str]:
+        with Weft(cats.service.url, cats.key, retries=0) as client:
+            return [one.id for one in client.runs.list()]
+
+    assert await asyncio.to_thread(without_asyncio) == listed
 
 
 async def test_a_pause_of_a_gate_that_has_changed_is_refused(cats, dogs, weft: AsyncWeft) -> None:

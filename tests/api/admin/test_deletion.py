@@ -3,15 +3,18 @@
 import hashlib
 import sqlite3
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from contracts.ids import TenantId
 from contracts.operations import OptimStepped
-from store.tables import RunPoint
+from contracts.weight_jobs import JobKind, JobState
+from store.tables import RunPoint, WeightJob
+from tenants.weight_jobs import new_job_id
 from tests.api.admin.conftest import Admin
 from tests.api.conftest import Tenant
 from workers.housekeeping import tenant_removal
@@ -41,13 +44,39 @@ async def keep_house(admin: Admin, hours: int) -> None:
 
 
 async def worked(tenant: Tenant) -> tuple[str, Path]:
-    """A run with a checkpoint, a done operation and a pending one."""
+    """A run with a checkpoint, a done operation, a pending one and a pending job."""
     run = await tenant.run()
     folder = await tenant.checkpoint(run, "final")
     await tenant.operation(run)
     await tenant.service.run_next(OptimStepped({}))
     await tenant.operation(run, 2)
+    await job(tenant)
     return run, folder
+
+
+async def job(tenant: Tenant, state: JobState = JobState.PENDING, kind: JobKind = JobKind.MERGE, **given: Any) -> str:
+    """A job on weights in that state, with files of its newest attempt and of one that died, and an import's archive."""
+    now, id, data = tenant.service.clock(), new_job_id(), tenant.service.services.runtime.data_folder
+    made = {"id": id, "checkpoint_id": new_job_id(), "created_at": now, "base_model": "test/tiny", "body": b""} | given
+    async with tenant.service.database.write() as transaction:
+        transaction.add(WeightJob(tenant_id=tenant.id, state=state, kind=kind, **made))
+    if state is not JobState.DONE:
+        for name in (made["checkpoint_id"], f".{made['checkpoint_id']}.died"):
+            data.path(f"checkpoints/{name}").mkdir(parents=True)
+    if kind is JobKind.IMPORT:
+        data.path(f"imports/{id}").mkdir(parents=True)
+    return id
+
+
+def folders(admin: Admin) -> set[str]:
+    return {str(path) for parent in ("checkpoints", "imports") for path in (admin.data / parent).glob("*")}
+
+
+async def jobs(tenant: Tenant) -> dict[str, bool]:
+    """The tenant's jobs, and whether each is to end."""
+    found = select(WeightJob.id, WeightJob.cancelled_at).where(WeightJob.tenant_id == tenant.id)
+    async with tenant.service.database.read() as session:
+        return {id: cancelled is not None for id, cancelled in await session.execute(found)}
 
 
 async def mark(admin: Admin, tenant: Tenant, **given: object) -> dict[str, Any]:
@@ -113,6 +142,34 @@ async def test_a_deleted_tenant_leaves_usage_only_and_its_neighbour_as_it_was(
     assert (await dogs.http.get(f"/training_runs/{beside}/checkpoints")).status_code == 200
     assert (await admin.http.post("/tenants", json={"name": "cats"})).status_code == 201
     assert (await admin.http.get(f"/runs/{run}")).json()["state"] == "unloaded"
+
+
+async def test_a_deleted_tenants_jobs_end_with_their_files_and_no_others_do(
+    admin: Admin, cats: Tenant, dogs: Tenant
+) -> None:
+    """A job in a living worker's hands ends by that worker, which learns of it when it renews its lease."""
+    runtime, begun = admin.service.services.runtime, admin.service.clock()
+    before = begun - timedelta(hours=1)
+    for one in (dogs, cats):
+        await job(one, kind=JobKind.IMPORT)
+        await job(one, JobState.RUNNING, taken_by="a", taken_until=before)
+        await job(one, JobState.DONE, finished_at=before)
+        await job(one, JobState.FAILED, finished_at=before)
+        if one is dogs:
+            theirs, their_folders = await jobs(dogs), folders(admin)
+    held = await job(cats, JobState.RUNNING, taken_by="b", taken_until=begun + timedelta(days=1))
+    await mark(admin, cats, grace_seconds=0)
+    await remove_part(runtime, TenantId(cats.id))
+    assert await jobs(cats) == {held: True}
+    await keep_house(admin, 3)
+    assert not (await admin.http.get(f"/tenants/{cats.id}")).json()["deleted_at"]
+    async with admin.service.database.write() as transaction:
+        ended = {"state": JobState.CANCELLED, "taken_until": None, "finished_at": admin.service.clock()}
+        await transaction.execute(update(WeightJob).where(WeightJob.id == held).values(ended))
+    await keep_house(admin, 2)
+    assert (await admin.http.get(f"/tenants/{cats.id}")).json()["deleted_at"]
+    assert (await jobs(dogs), folders(admin)) == (theirs, their_folders)
+    assert list(theirs.values()) == [False] * 4
 
 
 async def test_a_deletion_that_was_taken_back_after_it_was_seen_is_not_carried_out(admin: Admin, cats: Tenant) -> None:

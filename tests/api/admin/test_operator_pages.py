@@ -25,6 +25,9 @@ async def test_every_page_shows_what_is_there(admin: Admin, cats: Tenant, dogs: 
     (await admin.http.put(f"/tenants/{cats.id}/suspension", json={"reason": "unpaid"})).raise_for_status()
     asked = {"base_model": BASE, "directive": "drain", "reason": "new driver"}
     (await admin.http.put("/replicas/spare-0", json=asked)).raise_for_status()
+    # No process has told of it, so nobody knows that it sleeps.
+    asked = {"base_model": BASE, "directive": "sleep", "reason": "night"}
+    (await admin.http.put("/replicas/spare-1", json=asked)).raise_for_status()
     now = utc_now()
     async with admin.service.database.write() as transaction:
         alive, over = now + timedelta(hours=1), now - timedelta(hours=1)
@@ -46,7 +49,7 @@ async def test_every_page_shows_what_is_there(admin: Admin, cats: Tenant, dogs: 
             ("tenants", ("cats", "dogs", "hold")),
             (f"tenants/{cats.id}", ("unpaid", run)),
             ("queue", ("cats", "dogs", "held", "unpaid")),
-            ("replicas", ("spare-0", "new driver", "draining", "vllm-0", "dead")),
+            ("replicas", ("spare-0", "new driver", "draining", "falling asleep", "vllm-0", "dead")),
             (
                 "processes",
                 ("trainer-1", "pool-1", "api-1", "dead", "In memory", "Replays", "trainer-2", "1 run now with"),

@@ -13,7 +13,7 @@ from api.dashboard.curve_buckets import MOST_ENTRIES, CurveBuckets, CurveColumns
 from api.dashboard.run_curves import MOST_RANGE, PIECE, RunCurves
 from store.tables import RunMetric, RunPoint
 from tenants.curves import CurvePoint, Series
-from tenants.run_points import LossPer
+from tenants.run_points import LARGEST_SUM, LossPer
 from tests.tenants.conftest import books  # noqa: F401 - a fixture
 from tests.tenants.usage_books import NOON
 
@@ -98,6 +98,18 @@ async def test_a_long_curve_is_made_by_the_database_as_of_its_points(books) -> N
     await store(database, RunPoint, [point(cats, "a", COUNT + 1, 80.0)])
     grown = await curves.series("a", Series.MEAN_LOSS)
     assert (grown.last_step, grown.value[-1], grown.points) == (COUNT + 1, 10.0, COUNT + 1)
+
+
+async def test_means_that_no_number_tells_are_no_error(books) -> None:  # noqa: F811
+    """PostgreSQL refuses a quotient that becomes 0 or infinite."""
+    database, (cats, dogs) = books.database, books.tenants
+    tiny = point(cats, "a", 1, 5e-324) | {"sampling_kl_sum": -5e-324, "sampled_tokens": 8}
+    huge = point(cats, "a", 2, 2 * LARGEST_SUM, 1e-45)
+    await store(database, RunPoint, [tiny, huge, point(dogs, "b", 1, 16.0)])
+    curves = RunCurves(database)
+    assert (await curves.series("a", Series.MEAN_LOSS)).value == [0.0, pytest.approx(2e295)]
+    assert (await curves.series("a", Series.SAMPLING_KL)).value == [0.0, None]
+    assert (await curves.series("b", Series.MEAN_LOSS)).value == [2.0]
 
 
 async def test_own_metrics_with_few_and_many_values_are_bounded_too(books) -> None:  # noqa: F811

@@ -14,7 +14,8 @@ _FIGURE = re.compile(r'<li data-figure="(\w+)"><b>([^<]*)</b><span>([^<]*)</span
 _FAILURE = re.compile(r'<tr data-failed="(\w+)"[^>]*>.*?<span class="badge badge-bad">([^<]*)</span>')
 
 _RUN = re.compile(
-    r'<tr data-run="([^"]+)".*?<td class="number">\d+</td><td class="number">([^<]*)</td>.*?<path d="([^"]*)"'
+    r'<tr data-run="([^"]+)".*?<td class="number">\d+</td><td class="number">([^<]*)</td>'
+    r'.*?<svg [^>]*role="img"[^>]*><title>([^<]*)</title><path d="([^"]*)"'
 )
 
 
@@ -44,12 +45,25 @@ async def test_a_loss_that_is_not_finite_is_a_gap_and_never_the_one_before_it(se
     await steps(dogs, theirs, [8.0, 6.0])
     async with visitor(service, cats.key) as http, visitor(service, dogs.key) as other:
         told, beside = (await http.get("/ui")).text, (await other.get("/ui")).text
-    found = {run: (loss, path) for run, loss, path in _RUN.findall(told)}
-    loss, path = found[runs[0]]
+    found = {run: shown for run, *shown in _RUN.findall(told)}
+    loss, label, path = found[runs[0]]
     assert (loss, path.count("M"), path.count("L")) == (measured(1.0), 2, 2)
-    loss, path = found[runs[1]]
+    assert label == "Mean loss of the last 5 steps; at the last: 1"
+    loss, label, path = found[runs[1]]
     assert (loss, path.count("M"), path.count("L")) == ("–", 1, 1)
-    assert [(run, loss) for run, loss, _ in _RUN.findall(beside)] == [(theirs, measured(3.0))]
+    assert label == "Mean loss of the last 3 steps; at the last: none"
+    (shown,) = _RUN.findall(beside)
+    assert shown[:3] == (theirs, measured(3.0), "Mean loss of the last 2 steps; at the last: 3")
+
+
+async def test_a_sparkline_of_a_single_step_says_that_there_is_no_curve_yet(service, cats, dogs) -> None:
+    run, theirs = await cats.run(), await dogs.run()
+    await steps(cats, run, [8.0])
+    await steps(dogs, theirs, [8.0, 6.0])
+    async with visitor(service, cats.key) as http, visitor(service, dogs.key) as other:
+        told = [_RUN.findall((await one.get("/ui/parts/overview")).text) for one in (http, other)]
+    assert told[0] == [(run, measured(4.0), "Mean loss: no curve yet", "")]
+    assert [label for _, _, label, _ in told[1]] == ["Mean loss of the last 2 steps; at the last: 3"]
 
 
 async def test_failed_operations_dead_scripts_and_lost_sessions_of_a_day_are_told_newest_first(

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 
 import httpx
 import pytest
@@ -11,9 +12,10 @@ from api.dashboard.login_guard import MOST_WRONG
 from store.settings import Settings
 from store.tables import AuditEntry, Base, WebSession
 from tenants.login_codes import make_code
+from tenants.looks import begin_look
 from tenants.rights import Role
 from tests.api.admin.conftest import admin  # noqa: F401 - a fixture
-from tests.api.dashboard.visits import COOKIE, SAME, cookie_of, key_of, log_in, visitor
+from tests.api.dashboard.visits import COOKIE, SAME, cookie_of, key_of, log_in, routes, visitor
 from tests.api.test_public_address import SECURE
 
 PAGE_POLICY = {
@@ -187,6 +189,32 @@ async def test_each_change_of_a_page_makes_its_entry_with_the_change(service, ca
             assert (await _entries(service, cats))[before:] == [(one, "ui", key.prefix) for one in actions], path
         stored = json.dumps([str(one) for one in await _entries(service, cats)])
         assert key.secret not in stored
+
+
+async def test_a_look_of_an_operator_sees_the_tenants_pages_and_changes_nothing_by_any_route(
+    service, cats, dogs
+) -> None:
+    """Every route that changes something is refused, but for the end of the look itself; the tenant's own goes on."""
+    run, key = await cats.run(), await key_of(service, cats)
+    async with service.database.write() as transaction:
+        code = await begin_look(transaction, cats.id, operator="grace", reason="ticket 7", clock=service.clock)
+    open_ways = {"/ui/login", "/ui/login/code", "/ui/logout", "/ui/policy-reports"}
+    unsafe = {path for path, route in routes(service) if route.methods - {"GET", "HEAD"}} - open_ways
+    async with visitor(service, key.secret) as own, visitor(service) as http:
+        begun = await http.post("/ui/login/code", data={"code": code})
+        http.headers["cookie"] = cookie_of(begun)
+        assert (await http.get(f"/ui/runs/{run}")).status_code == 200
+        before = await _whole_database(service)
+        for path in sorted(unsafe):
+            place = path.replace("{run_id}", run).replace("{number}", str(key.id))
+            answer = await http.post(re.sub(r"\{[a-z_]+\}", "one", place), data={"name": "x", "mode": "keep"})
+            told = (answer.status_code, "nothing can be changed from here" in answer.text)
+            assert told == (403, True), path
+        assert await _whole_database(service) == before
+        assert len(unsafe) > 20
+        assert (await own.post("/ui/projects", data={"name": "whiskers"})).status_code == 303
+        assert (await http.post("/ui/logout")).status_code == 303
+        assert (await http.get("/ui")).status_code == 303
 
 
 async def _entries(service, tenant) -> list[tuple[str, str, str]]:

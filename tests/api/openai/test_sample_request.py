@@ -102,6 +102,7 @@ def test_stop_strings_come_beside_the_models_own_end() -> None:
         (chat(), [], "messages is empty"),
         (chat(max_tokens=CONTEXT), PROMPT, f"messages (3 tokens) and max_tokens ({CONTEXT})"),
         (chat(max_completion_tokens=CONTEXT), PROMPT, f"messages (3 tokens) and max_completion_tokens ({CONTEXT})"),
+        (chat(max_completion_tokens=0), PROMPT, "max_completion_tokens must"),
         (chat(logprobs=True, top_logprobs=MAX_TOPK + 1), PROMPT, f"top_logprobs must be 0 to {MAX_TOPK}"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Bodies of a tenant's standing, as operators read it."""
+"""A tenant's standing as it is told: its limits, rates and budgets, and how much of each it uses."""
 
 from pydantic import BaseModel
 
@@ -17,19 +17,19 @@ from tenants.rates import Meter
 from tenants.standing import Standing
 
 
-class LimitStandingBody(BaseModel):
+class LimitReport(BaseModel):
     """A limit. ``used`` is null for a limit of single requests."""
 
     name: str
     value: int
     used: int | None
-    is_own: bool
     is_reached: bool
+    is_own: bool
     reason: str
 
 
-class RateStandingBody(BaseModel):
-    """A rate. ``waiting`` tokens are charged and not worked off; ``remaining`` may run now; all are back in ``seconds``.
+class RateReport(BaseModel):
+    """A rate. ``waiting`` tokens are charged and not worked off yet; ``remaining`` may run now; all are back in ``seconds``.
 
     ``key``: the first of the keys that share it; ``project``: id of the project that has it. Without both it is the tenant's.
     """
@@ -44,7 +44,7 @@ class RateStandingBody(BaseModel):
     project: str | None
 
 
-class RequestRateBody(BaseModel):
+class RequestRateReport(BaseModel):
     """A rate of requests: ``used`` of the last minute; one more is answered in ``seconds``, 0 for now.
 
     ``key``: the first of the keys that share it; ``project``: id of the project that has it. Without both it is the tenant's.
@@ -58,7 +58,7 @@ class RequestRateBody(BaseModel):
     project: str | None
 
 
-class ProjectLimitBody(BaseModel):
+class ProjectLimitReport(BaseModel):
     """A project's own limit. ``used`` is null for a limit of single requests, and for rates."""
 
     name: str
@@ -67,43 +67,43 @@ class ProjectLimitBody(BaseModel):
     is_reached: bool
 
 
-class ProjectStandingBody(BaseModel):
-    """A project with limits of its own, which hold beside its tenant's."""
+class ProjectReport(BaseModel):
+    """A project with limits of its own, which hold beside the tenant's."""
 
     id: str
     name: str
-    limits: list[ProjectLimitBody]
+    limits: list[ProjectLimitReport]
 
 
-class StandingBody(BaseModel):
-    """A tenant's share, the class whose factor is on it, its limits, rates, budgets, alerts, and projects with limits.
+class StandingReport(BaseModel):
+    """A tenant's share, the class whose factor is on it, its limits, rates, budgets, latest alerts, and projects with limits.
 
-    ``request_rates`` is empty where requests are not counted: straight on the database.
+    ``request_rates`` is empty where requests are not counted: for a command straight on the database.
     """
 
     share: float
     service_class: ServiceClass
-    limits: list[LimitStandingBody]
-    rates: list[RateStandingBody]
-    request_rates: list[RequestRateBody]
+    limits: list[LimitReport]
+    rates: list[RateReport]
+    request_rates: list[RequestRateReport]
     budgets: list[BudgetReport]
     money_budgets: list[MoneyBudgetReport]
     alerts: list[AlertReport]
     money_alerts: list[MoneyAlertReport]
-    projects: list[ProjectStandingBody]
+    projects: list[ProjectReport]
 
 
-def standing_body(stands: Standing) -> StandingBody:
-    """Return the body of a standing."""
-    return StandingBody(
+def standing_report(stands: Standing) -> StandingReport:
+    """Return a standing as it is told."""
+    return StandingReport(
         share=stands.share,
         service_class=stands.service_class,
-        limits=[LimitStandingBody.model_validate(one, from_attributes=True) for one in stands.limits],
-        rates=[RateStandingBody.model_validate(one, from_attributes=True) for one in stands.rates],
-        request_rates=[RequestRateBody.model_validate(one, from_attributes=True) for one in stands.request_rates],
+        limits=[LimitReport.model_validate(one, from_attributes=True) for one in stands.limits],
+        rates=[RateReport.model_validate(one, from_attributes=True) for one in stands.rates],
+        request_rates=[RequestRateReport.model_validate(one, from_attributes=True) for one in stands.request_rates],
         budgets=token_budgets(stands.budgets),
         money_budgets=money_budgets(stands.budgets),
         alerts=token_alerts(stands.alerts),
         money_alerts=money_alerts(stands.alerts),
-        projects=[ProjectStandingBody.model_validate(one, from_attributes=True) for one in stands.projects],
+        projects=[ProjectReport.model_validate(one, from_attributes=True) for one in stands.projects],
     )

@@ -5,7 +5,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.dashboard import policy_reports, static_files
 from api.dashboard.bounded_reads import BoundedReads
-from api.dashboard.error_pages import install_error_pages
+from api.dashboard.error_pages import install_error_pages, tenant_answer
 from api.dashboard.events import Streams
 from api.dashboard.feeds import install_feeds
 from api.dashboard.login_guard import LoginGuard
@@ -32,10 +32,13 @@ from api.dashboard.tenant import (
     usage,
     webhooks,
 )
+from api.route_building import routes_of
 from api.services import ApiServices
 
 PREFIX = "/ui"
 _ROUTERS: tuple[APIRouter, ...] = (
+    static_files.router,
+    policy_reports.router,
     # A page adds its router here.
     overview.router,
     # Before the run: its paths would match the list's.
@@ -55,26 +58,24 @@ _ROUTERS: tuple[APIRouter, ...] = (
     checkpoints.router,
     queue.router,
 )
+ROUTES = routes_of(*((PREFIX, router) for router in _ROUTERS))
+"""Routes of every dashboard of a process."""
 
 
 def create_dashboard(services: ApiServices) -> FastAPI:
     """Return the tenants' dashboard over ``services``."""
-    app = FastAPI(title="weft dashboard", redirect_slashes=False, openapi_url=None)
+    app = FastAPI(title="weft dashboard", redirect_slashes=False, openapi_url=None, routes=list(ROUTES))
     app.state.services = services
     app.state.login_guard = LoginGuard()
     app.state.report_guard = LoginGuard()
     app.state.streams = Streams()
-    app.state.session_watch = SessionWatch(services.batched_reads.web_sessions)
+    app.state.session_watch = SessionWatch(services.batched_reads.web_sessions, services.runtime.database)
     install_rendering(app, insecure=services.runtime.settings.insecure_ui)
     install_static_files(app)
     install_feeds(app, services)
-    install_error_pages(app)
+    install_error_pages(app, tenant_answer)
     app.add_middleware(OriginGuard)
     app.add_middleware(BoundedReads)
-    app.include_router(static_files.router, prefix=PREFIX)
-    app.include_router(policy_reports.router, prefix=PREFIX)
-    for router in _ROUTERS:
-        app.include_router(router, prefix=PREFIX)
     return app
 
 

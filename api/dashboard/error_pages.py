@@ -1,5 +1,6 @@
 """Error answers of the dashboard: pages with the error's code and what to do, and the way to the login."""
 
+from collections.abc import Callable
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from fastapi import FastAPI, Request, Response
@@ -30,20 +31,47 @@ _TITLES = {
 }
 
 
-def install_error_pages(app: FastAPI) -> None:
-    """Render ``WeftError``, validation errors and unknown pages; ``InternalErrorGuard`` answers all other exceptions."""
-    app.add_exception_handler(WeftError, _weft_error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(InternalErrorGuard, answer=lambda request: error_page(request, unforeseen()))
+Answer = Callable[[Request, WeftError], Response]
+"""Makes the answer that tells an error: a page, the text of a part, or the way to the login."""
 
 
-async def _weft_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, WeftError)
-    note_refusal(request, error)
-    if isinstance(error, Unauthenticated):
-        return _to_login(request)
-    return error_page(request, error)
+def install_error_pages(app: FastAPI, answer: Answer) -> None:
+    """Answer ``WeftError``, validation errors, unknown pages and unforeseen exceptions by ``answer``, and note refusals."""
+
+    async def tell(request: Request, error: Exception) -> Response:
+        told = _as_weft_error(error)
+        note_refusal(request, told)
+        return answer(request, told)
+
+    for kind in (WeftError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, tell)
+    app.add_middleware(InternalErrorGuard, answer=lambda request: answer(request, _unforeseen()))
+
+
+def _as_weft_error(error: Exception) -> WeftError:
+    match error:
+        case WeftError():
+            return error
+        case RequestValidationError():
+            return InvalidRequest(describe_problems(error.errors()))
+        case HTTPException(status_code=404 | 405):
+            return NotFound("there is no such page")
+        case HTTPException():
+            return InvalidRequest(str(error.detail))
+        case _:
+            return _unforeseen()
+
+
+def _unforeseen() -> EngineFailure:
+    """Return what a page tells of an exception that nobody foresaw: nothing of it."""
+    return EngineFailure(
+        "weft itself failed here, and its log tells why. Load the page again; tell an operator if it stays."
+    )
+
+
+def tenant_answer(request: Request, error: WeftError) -> Response:
+    """Return the answer that tells an error on a tenant's page."""
+    return _to_login(request) if isinstance(error, Unauthenticated) else error_page(request, error)
 
 
 def error_page(request: Request, error: WeftError) -> Response:
@@ -82,21 +110,3 @@ def _login_before(path: str, query: str) -> str:
 def _is_part(request: Request) -> bool:
     """Return whether a script of a page asks, and not a person who goes somewhere."""
     return request.headers.get("hx-request") == "true" or request.headers.get("sec-fetch-dest") == "empty"
-
-
-async def _validation_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return await _weft_error(request, InvalidRequest(describe_problems(error.errors())))
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    told = NotFound("there is no such page") if error.status_code in (404, 405) else InvalidRequest(str(error.detail))
-    return await _weft_error(request, told)
-
-
-def unforeseen() -> EngineFailure:
-    """Return what a page tells of an exception that nobody foresaw: nothing of it."""
-    return EngineFailure(
-        "weft itself failed here, and its log tells why. Load the page again; tell an operator if it stays."
-    )

@@ -104,19 +104,21 @@ def last_event_id(request: Request) -> str | None:
     return request.headers.get("last-event-id")
 
 
-def event_stream(request: Request, services: ApiServices, events: Events) -> StreamingResponse:
-    """Return the stream of ``events`` to the page.
+def event_stream(
+    request: Request, services: ApiServices, events: Events, *, run: str | None = None
+) -> StreamingResponse:
+    """Return the stream of ``events``, of ``run`` if they tell of one, to the page.
 
-    It ends within seconds once its session is refused, and at the process's stop signal; the page then comes back to another
-    process. Declare the endpoint ``@bounded(holding=Holding.STREAM)``.
+    It ends within seconds once its session is refused, or reaches the run no more, and at the process's stop signal; the page
+    then comes back to another process. Declare the endpoint ``@bounded(holding=Holding.STREAM)``.
     """
-    body = _followed(request, services, events)
+    body = _followed(request, services, events, run)
     return StreamingResponse(
         body, media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     )
 
 
-async def _followed(request: Request, services: ApiServices, events: Events) -> AsyncIterator[bytes]:
+async def _followed(request: Request, services: ApiServices, events: Events, run: str | None) -> AsyncIterator[bytes]:
     streams: Streams = request.app.state.streams
     watch: SessionWatch = request.app.state.session_watch
     session: int = request.state.web_session
@@ -125,7 +127,7 @@ async def _followed(request: Request, services: ApiServices, events: Events) -> 
     stream = streams.enter(session, bell)
     pulse, is_silent = _Pulse(bell), False
     try:
-        with watch.watch(request, bell) as refused, wakeups.listen(_CLOSING, event=bell):
+        with watch.watch(request, bell, run) as refused, wakeups.listen(_CLOSING, event=bell):
             yield _retry(RETRY_MILLISECONDS)
             async with aclosing(events(bell)) as made:
                 async for event in made:

@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def install_rendering(app: FastAPI, *, insecure: bool = False) -> None:
     filters = {"count": count, "bytes": byte_size, "duration": duration, "marked": marked, "exact": exact, "ago": ago}
     filters |= {"measured": measured, "browser": browser, "told": told, "short_id": short_id, "noun": noun}
     filters |= {"waiting_words": waiting_words, "money": money, "series_name": series_name}
-    filters |= {"spark_path": spark_path}
+    filters |= {"spark_path": spark_path, "spark_label": spark_label}
     environment.filters.update(filters)
     app.state.templates = environment
     app.state.is_insecure = insecure
@@ -117,6 +118,14 @@ def measured(value: float | None) -> str:
     if value is None:
         return "–"
     return count(round(value)) if 1e3 <= abs(value) < 1e7 else f"{value:.4g}"
+
+
+def spark_label(losses: Sequence[float | None]) -> str:
+    """Return what a sparkline of a run's mean losses shows, in words, with the last of them."""
+    if not spark_path(losses):
+        return "Mean loss: no curve yet"
+    last = "none" if losses[-1] is None else measured(losses[-1])
+    return f"Mean loss of the last {count(len(losses))} steps; at the last: {last}"
 
 
 def byte_size(value: float | None) -> str:

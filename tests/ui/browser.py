@@ -1,6 +1,5 @@
 """Pages of the dashboard in Chromium, watched: an error on the console or a violation of the policy fails their test."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,6 +8,8 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, Page, Playwright, expect
 
+from testing.chromium import chromium_path
+
 SECONDS = 40.0
 _AXE = Path(__file__).with_name("vendor") / "axe.min.js"
 _WATCH = """
@@ -16,11 +17,6 @@ document.addEventListener('securitypolicyviolation', (event) => {
   console.error('policy violated: ' + event.violatedDirective + ' ' + event.blockedURI + ' ' + event.sourceFile);
 });
 """
-
-
-def chromium_path() -> str | None:
-    """Return the path of Debian's Chromium, None where there is none."""
-    return shutil.which("chromium")
 
 
 def launched(playwright: Playwright) -> Browser:
@@ -104,8 +100,12 @@ def check_accessible(page: Page) -> None:
     page.evaluate(_axe())
     found = page.evaluate("async () => (await axe.run(document)).violations")
     bad = [
-        f"{one['impact']} {one['id']}: {one['help']}\n  " + "\n  ".join(node["html"][:200] for node in one["nodes"][:5])
+        f"{one['impact']} {one['id']}: {one['help']}\n  " + "\n  ".join(map(_told, one["nodes"][:5]))
         for one in found
         if one["impact"] in ("serious", "critical")
     ]
     assert bad == [], f"{page.url}\n" + "\n".join(bad)
+
+
+def _told(node: dict[str, str]) -> str:
+    return f"{node['html'][:200]} {node['failureSummary'][:300]}"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from testing.chromium import chromium_path
 from testing.operator_command import weft
 from testing.service_process import ServiceProcess
 from tests.conftest import missing_service
@@ -19,7 +20,7 @@ from tests.e2e.conftest import BASE_NAME, make_key, make_tenant
 from tests.e2e.raw_client import RawClient
 from tests.e2e.speaker import MEOW, WOOF, Speaker, teach
 from tests.e2e.test_observability import free_port
-from tests.ui.browser import SECONDS, Watched, check_accessible, chromium_path, launched, log_in, watched_context
+from tests.ui.browser import SECONDS, Watched, check_accessible, launched, log_in, watched_context
 from tests.ui.still_queue import StillQueue
 from tests.ui.stored import write_rows
 

@@ -34,9 +34,9 @@ OWN = {
     "taken_by", "held_by", "process", "trainer_id", "target", "about", "trace_id", "version", "replica",
     # Words of the service's own lists.
     "kind", "state", "mode", "role", "door", "action", "resource", "outcome", "wanted", "segment", "meter", "period", "scope",
-    "period_end", "currency", "service_class", "suspend_mode", "prior_mode", "pool_state", "loss_per", "optimizer", "on_stale",
-    "swap_policy", "end_reason", "error_category", "type", "day", "limits", "scopes", "projects", "base_models", "networks",
-    "events", "resident_runs", "project",
+    "period_end", "currency", "service_class", "suspend_mode", "prior_mode", "pool_state", "loss_per", "loss_fns", "optimizer",
+    "on_stale", "swap_policy", "end_reason", "error_category", "type", "day", "limits", "scopes", "projects", "base_models",
+    "networks", "events", "resident_runs", "project",
     # Names that the operator gives when the service starts, or of places on its disk; encrypted secrets.
     "base_model", "directory", "snapshot_dir", "secrets", "answer",
 }  # fmt: skip

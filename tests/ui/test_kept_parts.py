@@ -138,6 +138,54 @@ def test_operators_read_what_changes_and_stay_where_they_are(operate, ui_service
     expect(wrap).to_be_focused()
 
 
+TWINS = [("failed", "first"), ("failed", "second"), ("other", "third"), ("failed", "fourth")]
+
+
+def twins(rows: list[tuple[str, str]], number: int) -> str:
+    """Return rows of which several have the same key."""
+    return f"<p>answer {number}</p>" + "".join(
+        f'<div data-key="{key}"><details><summary>{text}</summary>{number}</details><button>{text}</button></div>'
+        for key, text in rows
+    )
+
+
+def test_rows_with_equal_keys_are_kept_the_nth_with_the_nth(browse, ui_service) -> None:
+    page, beside = browse(ui_service.cats), browse(ui_service.dogs)
+    told = {"content": twins(TWINS, 1)}
+    for one in (page, beside):
+        one.route(
+            "**/ui/queue/table*",
+            lambda route: route.fulfill(body=told["content"], content_type="text/html; charset=utf-8"),
+        )
+        one.goto("/ui/queue")
+        expect(one.locator("#queue p").first).to_have_text("answer 1")
+    page.locator("summary", has_text="second").click()
+    page.get_by_role("button", name="fourth").focus()
+    marks = "all => all.forEach((one, place) => (one.number = place))"
+    page.locator("#queue [data-key]").evaluate_all(marks)
+    kept = [TWINS[2], *TWINS[:2], ("new", "fifth"), TWINS[3]]
+    told["content"] = twins(kept, 2)
+    expect(page.locator("#queue p").first).to_have_text("answer 2")
+    shown = page.locator("#queue [data-key]").evaluate_all(
+        "all => all.map((one) => [one.querySelector('summary').textContent, one.number ?? null, "
+        "one.querySelector('details').open])"
+    )
+    assert shown == [
+        ["third", 2, False],
+        ["first", 0, False],
+        ["second", 1, True],
+        ["fifth", None, False],
+        ["fourth", 3, False],
+    ]
+    expect(page.get_by_role("button", name="fourth")).to_be_focused()
+    told["content"] = twins(TWINS[:2], 3)
+    expect(page.locator("#queue p").first).to_have_text("answer 3")
+    expect(page.locator("#queue [data-key]")).to_have_count(2)
+    expect(page.locator("#queue details[open] summary")).to_have_text("second")
+    expect(beside.locator("#queue p").first).to_have_text("answer 3")
+    expect(beside.locator("#queue details[open]")).to_have_count(0)
+
+
 ROWS = ("a", "b", "c")
 
 

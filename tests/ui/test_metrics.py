@@ -94,6 +94,39 @@ def test_own_metrics_are_read_again_while_they_are_in_sight(browse, ui_service) 
         expect(reward.locator("[data-last]")).to_have_text("2")
 
 
+def test_a_metric_that_comes_later_is_chosen_as_another_series_and_goes_on(browse, axe, ui_service) -> None:
+    """The page's clock is the test's. Names are hostile, and a neighbour's open page offers none of them."""
+    url, key, name = ui_service.url, ui_service.cats.key, '<img src=x onerror="alert(1)">\u202ereward'
+    page, beside = browse(ui_service.cats), browse(ui_service.dogs)
+    own = page.locator('#series optgroup[label="Your metrics"] option')
+    with stepping(url, key) as client, stepping(url, ui_service.dogs.key) as other:
+        page.clock.install()
+        for one, run in ((page, client.run), (beside, other.run)):
+            one.goto(f"/ui/runs/{run}")
+            expect(one.locator("#curve")).to_have_attribute("data-live", "open")
+        expect(own).to_have_count(0)
+        add_metrics(url, key, client.run, {4: {name: 0.25}})
+        for stepped in (client, other):
+            stepped.step()
+        expect(own).to_have_count(1)
+        expect(own).to_have_text('<img src=x onerror="alert(1)">U+202Ereward')
+        add_metrics(url, key, client.run, {4: {"plain": 1.0}})
+        client.step()
+        expect(own).to_have_count(2)
+        page.get_by_label("Series").select_option(f"metric:{name}")
+        expect(page.locator("#curve")).to_have_attribute("data-other-step", "4")
+        add_metrics(url, key, client.run, {9: {name: 0.5}})
+        page.clock.run_for(15_000)
+        expect(page.locator("#curve")).to_have_attribute("data-other-step", "9")
+        client.step()
+        expect(page.locator("#curve")).to_have_attribute("data-points", "3")
+        expect(own).to_have_count(2)
+        expect(page.locator("#curve")).to_have_attribute("data-other-step", "9")
+        axe(page)
+        expect(beside.locator("#curve")).to_have_attribute("data-points", "1")
+        expect(beside.locator("#series optgroup")).to_have_count(0)
+
+
 def table_of(figure: Locator) -> list[list[str]]:
     """Return steps and values of a metric's table."""
     rows: list[list[str]] = figure.locator("tbody").evaluate(

@@ -23,7 +23,7 @@ def test_a_number_has_the_same_name_wherever_it_is_told(browse, axe, ui_service)
         add_metrics(url, ui_service.cats.key, client.run, {1: {"grad_norm": 1.0, "sampling kl": 2.0}})
         page.goto(f"/ui/runs/{client.run}")
         columns = page.locator("#points thead th").all_inner_texts()
-        assert columns == ["Step", *names.values(), "Ended"]
+        assert columns == ["Step", *names.values(), "Loss function", "Ended"]
         small = page.locator("#metrics .small-name").all_text_contents()
         options = page.locator("#series option").all_text_contents()
         assert small == options == [*list(names.values())[1:], "grad_norm", "sampling kl"]

@@ -11,6 +11,8 @@ from tests.e2e.raw_client import RawClient
 from tests.e2e.speaker import MEOW, WOOF
 from tests.ui.sdk_calls import sdk_samples
 
+BROKEN_OFF = 9
+"""Times that a stream is asked for: more than the page asks for one that never begins."""
 LONG = 900
 """Tokens of a sample that is swapped, paused or stopped long before its end."""
 
@@ -172,6 +174,53 @@ def test_a_stop_before_the_sample_is_accepted_stops_it_once_it_is(browse, ui_ser
     assert "cancelled" in cat.client.wait(pane(page).get_attribute("data-request") or "").json()["error"]
     beside.finish()
     assert speakers[1].report(beside)["attempts"] == 1
+
+
+def test_a_stream_goes_on_after_a_refusal_or_an_outage_of_a_moment_and_however_often_it_breaks_off(
+    browse, watched, ui_service, speakers, cat
+) -> None:
+    beside = speakers[1].stream(tokens=300).until_tokens(3)
+    page = fill(browse(ui_service.cats), cat.run, tokens=12)
+    watched[0].expected += ["Failed to load resource"]
+    told = {"request_id": "r", "model": "m", "run": None, "prompt_tokens": 1}
+    accepted = f"event: accepted\ndata: {json.dumps(told)}\n\n"
+    ending = f"event: error\ndata: {json.dumps({'error': 'the service ends', 'code': 'unavailable'})}\n\n"
+    asked: list[str] = []
+
+    def answer(route: Route) -> None:
+        asked.append(route.request.headers["idempotency-key"])
+        if len(asked) == 1:
+            route.fulfill(status=503, json={"detail": "the service stops", "code": "unavailable"})
+        elif len(asked) < BROKEN_OFF:
+            body = accepted + ending if len(asked) == 2 else accepted
+            route.fulfill(status=200, content_type="text/event-stream", body=body)
+        else:
+            route.continue_()
+
+    page.route("**/ui/playground/stream", answer)
+    press(page)
+    ended(page)
+    assert len(tokens_of(page)) == 12
+    assert (len(asked), len(set(asked))) == (BROKEN_OFF, 1)
+    beside.finish()
+    assert speakers[1].report(beside)["attempts"] == 1
+
+
+def test_a_service_that_refuses_for_long_is_told_in_its_own_words(browse, watched, ui_service) -> None:
+    page = fill(browse(ui_service.cats), BASE_NAME, tokens=4)
+    watched[0].expected += ["Failed to load resource"]
+    asked: list[int] = []
+
+    def answer(route: Route) -> None:
+        asked.append(1)
+        route.fulfill(status=503, json={"detail": "the service stops", "code": "unavailable"})
+
+    page.route("**/ui/playground/stream", answer)
+    press(page)
+    expect(pane(page).locator(".pane-state")).to_have_text("the service stops; trying again …")
+    ended(page, "refused")
+    expect(pane(page).locator(".pane-state")).to_have_text("the service stops")
+    assert len(asked) == 6
 
 
 def test_a_pause_in_the_middle_holds_the_stream_until_it_goes_on(browse, ui_service, speakers, cat) -> None:

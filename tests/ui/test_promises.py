@@ -3,12 +3,13 @@
 import re
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import httpx
 import pytest
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Page, Route, expect
 from sqlalchemy import delete
 
 from api.dashboard.login_guard import MOST_WRONG
@@ -52,6 +53,56 @@ def client(ui_service: UiService, owls: UiTenant) -> Iterator[RawClient]:
     made = RawClient(ui_service.url, owls.key)
     yield made
     made.close()
+
+
+COLUMNS = {
+    "Operations": "operations",
+    "Failed": "failed",
+    "Trained": "train_tokens",
+    "Prompts": "prompt_tokens",
+    "Cached prompts": "cached_prompt_tokens",
+    "Sampled": "sampled_tokens",
+}
+"""Columns of the page of usage, and their names in the API."""
+
+
+def cells_of(page: Page) -> list[dict[str, str]]:
+    """Return the rows of the page's table by the titles of its columns, without the spaces of large numbers."""
+    titles = page.locator(".table-wrap thead th").all_inner_texts()
+    rows = page.locator(".table-wrap tbody tr").evaluate_all(
+        "all => all.map((row) => [...row.cells].map((cell) => cell.textContent.replaceAll(/[\\s\u202f]/g, '')))"
+    )
+    return [dict(zip(titles, row, strict=True)) for row in rows]
+
+
+@pytest.fixture
+def finches(ui_service: UiService) -> UiTenant:
+    """A tenant that has trained, failed and sampled."""
+    make_tenant(ui_service.data, "finches")
+    key = make_key(ui_service.data, "finches", role="admin")
+    with closing(RawClient(ui_service.url, key)) as client:
+        run = client.model(BASE_NAME)
+        client.result(client.passes(pass_message(run, 1, [7] * 1700)))
+        client.result(client.step(run, 2))
+        client.result(client.post("/load_weights", model_id=run, path=f"tinker://{run}/weights/never-saved", seq_id=3))
+        for _ in range(2):
+            asked = {"model": BASE_NAME, "prompt": list(range(1, 49)), "max_tokens": 5, "temperature": 0}
+            client.http.post(f"{ui_service.url}/v1/completions", json=asked).raise_for_status()
+    return UiTenant("finches", ui_service.data, key, {"admin": key})
+
+
+def test_every_column_of_usage_is_the_apis(browse, ui_service, finches) -> None:
+    since = (datetime.now(UTC) - timedelta(days=7)).isoformat()
+    query = {"bucket_width": "1h", "group_by": ["kind", "base_model"], "since": since}
+    address = f"{ui_service.url}/api/weft/v1/usage"
+    told = httpx.get(address, params=query, headers={"X-API-Key": finches.key}, timeout=40).raise_for_status().json()
+    assert all(sum(line[name] for line in told["lines"]) > 0 for name in COLUMNS.values() if "cached" not in name)
+    page, beside = browse(finches), browse(ui_service.dogs)
+    for one in (page, beside):
+        one.goto("/ui/usage?days=7&width=1h&by=kind&by=base_model")
+    shown = [[row["Kind"], *(row[title] for title in COLUMNS)] for row in cells_of(page)]
+    assert shown == [[line["kind"] or "–", *(str(line[name]) for name in COLUMNS.values())] for line in told["lines"]]
+    assert not any(row["Trained"] == "1700" for row in cells_of(beside))
 
 
 def test_usage_is_the_apis_to_the_token(browse, axe, ui_service, owls, client) -> None:

@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Callable
-from urllib.parse import parse_qs, urlsplit
+from contextlib import closing
+from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from tests.e2e.conftest import BASE_NAME
+from tests.e2e.raw_client import RawClient
 from tests.ui.stepping import stepping
 
 TOLD = {
@@ -124,3 +127,106 @@ def test_a_page_that_follows_by_scripts_is_told_the_same(browse, watched, ui_ser
             for one in asked:
                 page.unroute(one)
             expect(page.locator("#unreached")).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    ("asked", "root", "attribute", "value"),
+    [
+        ("**/curve/now?series=mean_loss", "#curve", "data-live", "open"),
+        ("**/curve/now?series=learning_rate", "#curve", "data-other-step", "1"),
+        ("**/curve?series=mean_loss", "#compare", "data-points", "1 0"),
+    ],
+    ids=["loss", "another series", "compared"],
+)
+def test_a_curve_whose_first_read_fails_is_told_and_read_again(
+    browse, watched, ui_service, asked: str, root: str, attribute: str, value: str
+) -> None:
+    told = '<p class="notice">Not now: the service stops <code>unavailable</code></p>'
+    with (
+        stepping(ui_service.url, ui_service.cats.key) as client,
+        stepping(ui_service.url, ui_service.dogs.key) as other,
+    ):
+        client.step()
+        page, beside = browse(ui_service.cats), browse(ui_service.dogs)
+        watched[0].expected += ["Failed to load resource"]
+        page.route(asked, answering(503, told))
+        with closing(RawClient(ui_service.url, ui_service.cats.key)) as raw:
+            compared = f"compare?run={client.run}&run={raw.model(BASE_NAME)}"
+        page.goto(f"/ui/runs/{compared if root == '#compare' else client.run}")
+        expect(page.locator("#unreached")).to_contain_text(f"Not now: the service stops. {OLD}")
+        beside.goto(f"/ui/runs/{other.run}")
+        expect(beside.locator("#curve")).to_have_attribute("data-live", "open")
+        page.unroute(asked)
+        expect(page.locator(root)).to_have_attribute(attribute, value)
+        expect(page.locator("#unreached")).to_be_hidden()
+        expect(page.locator("#loss-plot .uplot")).to_have_count(1)
+        expect(beside.locator("#unreached")).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    ("failing", "place", "root", "attribute", "value"),
+    [
+        ("mean_loss", "compare?run={0}&run={1}", "#compare", "data-series", "tokens"),
+        ("learning_rate", "{0}", "#curve", "data-other-step", "1"),
+    ],
+    ids=["compared", "run"],
+)
+def test_another_series_ends_the_line_about_the_one_that_was_not_read(
+    browse, watched, ui_service, failing: str, place: str, root: str, attribute: str, value: str
+) -> None:
+    with (
+        stepping(ui_service.url, ui_service.cats.key) as client,
+        stepping(ui_service.url, ui_service.dogs.key) as other,
+        closing(RawClient(ui_service.url, ui_service.cats.key)) as raw,
+    ):
+        client.step()
+        page, beside = browse(ui_service.cats), browse(ui_service.dogs)
+        watched[0].expected += ["Failed to load resource"]
+        page.route(re.compile(rf"/curve(/now)?\?series={failing}"), answering(503, ""))
+        page.goto(f"/ui/runs/{place.format(client.run, raw.model(BASE_NAME))}")
+        beside.goto(f"/ui/runs/{other.run}")
+        expect(page.locator("#unreached")).to_be_visible()
+        page.locator("#series").select_option("tokens")
+        expect(page.locator(root)).to_have_attribute(attribute, value)
+        expect(page.locator("#unreached")).to_be_hidden()
+        expect(beside.locator("#unreached")).to_be_hidden()
+
+
+def test_a_compared_run_that_is_refused_for_good_hides_no_other_and_is_asked_for_once(
+    browse, watched, ui_service
+) -> None:
+    with (
+        stepping(ui_service.url, ui_service.cats.key) as client,
+        closing(RawClient(ui_service.url, ui_service.cats.key)) as raw,
+    ):
+        client.step()
+        page, gone, asked = browse(ui_service.cats), raw.model(BASE_NAME), list[str]()
+        watched[0].expected += ["Failed to load resource"]
+        page.clock.install()
+        page.route(re.compile(rf"/{quote(gone)}/curve(/now)?\?"), answering(404, ""))
+        page.on("request", lambda request: asked.append(request.url) if "?series=" in request.url else None)
+        page.goto(f"/ui/runs/compare?run={client.run}&run={gone}")
+        expect(page.locator("#compare")).to_have_attribute("data-points", "1 -")
+        expect(page.locator("#loss-plot .uplot")).to_have_count(1)
+        expect(page.locator(".legend [data-value]").last).to_have_text("not read")
+        for _ in range(3):
+            page.clock.run_for(3100)
+        assert len(asked) == 2, asked
+
+
+def test_a_small_curve_whose_read_fails_is_read_again(browse, watched, ui_service) -> None:
+    with stepping(ui_service.url, ui_service.cats.key) as client:
+        client.step()
+        page = browse(ui_service.cats)
+        watched[0].expected += ["Failed to load resource"]
+        page.clock.install()
+        figures = page.locator("#metrics .small-plot[data-series]")
+        page.route("**/curve?series=grad_norm", answering(503, ""), times=1)
+        with page.expect_response("**/curve?series=grad_norm"):
+            page.goto(f"/ui/runs/{client.run}")
+            figures.first.scroll_into_view_if_needed()
+            page.clock.run_for(1000)
+        with page.expect_response("**/curve/now?series=grad_norm"):
+            page.clock.run_for(16_000)
+        expect(page.locator('#metrics [data-series="grad_norm"]')).to_have_attribute("data-points", "1")
+        expect(page.locator('#metrics [data-series="grad_norm"] .uplot')).to_have_count(1)

@@ -84,6 +84,9 @@ def test_rows_go_on_while_the_page_is_open(browse, ui_service: UiService) -> Non
         client.step(2)
         expect(row.locator('[data-field="steps"]')).to_have_text("2")
         expect(row.locator(".spark path")).to_have_attribute("d", re.compile("^M"))
+        last = row.locator('[data-field="loss"]').inner_text()
+        told = f"Mean loss of the last 2 steps; at the last: {last}"
+        expect(row.get_by_role("img", name=told, exact=True)).to_be_visible()
 
 
 def test_curves_are_drawn_over_each_other(browse, axe: Callable[[Page], None], many: UiTenant) -> None:

@@ -11,6 +11,7 @@ from api.admin.services import AdminServices
 from api.admission import AdmissionEnd
 from api.dashboard import policy_reports, static_files
 from api.dashboard.bounded_reads import BoundedReads
+from api.dashboard.error_pages import install_error_pages
 from api.dashboard.login_guard import LoginGuard
 from api.dashboard.operators import (
     audit,
@@ -25,7 +26,7 @@ from api.dashboard.operators import (
     tenant_changes,
     tenants,
 )
-from api.dashboard.operators.error_pages import install_operator_error_pages
+from api.dashboard.operators.error_pages import operator_answer
 from api.dashboard.operators.rendering import OPS
 from api.dashboard.origin_guard import OriginGuard
 from api.dashboard.rendering import install_rendering
@@ -33,6 +34,7 @@ from api.dashboard.security_headers import SecurityHeaders, is_under
 from api.dashboard.static_files import install_static_files
 from api.loop_turns import LoopTurns
 from api.request_observer import RequestObserver
+from api.route_building import routes_of
 
 _UI = "/ui"
 STATIC = f"{_UI}/static"
@@ -59,22 +61,23 @@ async def front_page() -> RedirectResponse:
     return RedirectResponse(f"{OPS}/overview", status_code=303)
 
 
+ROUTES = routes_of((_UI, static_files.router), *((OPS, router) for router in (home, policy_reports.router, *_ROUTERS)))
+"""Routes of every application of operators' pages in a process."""
+
+
 def create_operator_pages(services: AdminServices) -> FastAPI:
     """Return the operators' pages over ``services``."""
-    app = FastAPI(title="weft operators", redirect_slashes=False, openapi_url=None)
+    app = FastAPI(title="weft operators", redirect_slashes=False, openapi_url=None, routes=list(ROUTES))
     app.state.services = services
     app.state.login_guard = LoginGuard()
     app.state.report_guard = LoginGuard()
     install_rendering(app)
     install_static_files(app)
-    install_operator_error_pages(app)
+    install_error_pages(app, operator_answer)
     app.add_middleware(OriginGuard)
     app.add_middleware(BoundedReads)
     # Added last, so outermost: the audit log's entries have the request's trace id.
     app.add_middleware(RequestObserver, telemetry=services.runtime.telemetry, prefixes=(OPS, _UI))
-    app.include_router(static_files.router, prefix=_UI)
-    for router in (home, policy_reports.router, *_ROUTERS):
-        app.include_router(router, prefix=OPS)
     return app
 
 

@@ -33,6 +33,16 @@ def filled(form: Mapping[str, str], name: str) -> str | None:
     return form.get(name, "").strip() or None
 
 
+def given_reason(form: Mapping[str, str]) -> str:
+    """Return the form's reason. Raises ``InvalidRequest`` without one."""
+    reason = filled(form, "reason")
+    if reason is None:
+        raise InvalidRequest(
+            "nothing was changed: it needs a reason, for the audit log; fill it in and send the form again"
+        )
+    return reason
+
+
 def integer(form: Mapping[str, str], name: str) -> int | None:
     """Return the field as a whole number, None for an empty one. Raises ``InvalidRequest``."""
     value = filled(form, name)

@@ -1,23 +1,27 @@
 """Pages of runs, one run, and clients' sessions."""
 
+from urllib.parse import urlencode
+
 from fastapi import APIRouter, Request, Response
 
 from api.admin.bodies import PathId, QueryText, ReasonBody
 from api.admin.repeats import Repeats
-from api.admin.runs import MoveRequest, evict_run, list_runs, move_run, show_run
+from api.admin.runs import MoveRequest, Outcome, evict_run, list_runs, move_run, show_run
 from api.admin.services import Admin, AdminServices
 from api.admin.sessions import end_session, list_sessions
 from api.dashboard.forms import see
-from api.dashboard.operators.forms import FormFields, body_of, filled
+from api.dashboard.operators.forms import FormFields, body_of, filled, given_reason
 from api.dashboard.operators.names import names_of, tenant_id_of
 from api.dashboard.operators.rendering import OPS, operator_page
 from api.dashboard.operators.session import PageOperator
-from contracts.errors import WeftError
+from api.dashboard.unattended import UNATTENDED
+from contracts.errors import InvalidRequest, WeftError
 from tenants.operator_keys import Operator
 
 router = APIRouter()
 
 _A_PAGE = 50
+_EVENTS = 50
 
 
 @router.get("/runs")
@@ -56,12 +60,23 @@ async def run_page(operator: PageOperator, admin: Admin, request: Request, run_i
     return await _run(operator, admin, request, run_id, None)
 
 
+@router.get("/runs/{run_id}/now", dependencies=[UNATTENDED])
+async def run_fragment(operator: PageOperator, admin: Admin, request: Request, run_id: PathId) -> Response:
+    """Return what changes of a run's page."""
+    run = await show_run(operator, admin, run_id, _EVENTS)
+    return operator_page(request, operator, "operators/run_now.html", run=run)
+
+
 @router.post("/runs/{run_id}/move")
 async def move(operator: PageOperator, admin: Admin, request: Request, run_id: PathId, form: FormFields) -> Response:
     """Have another trainer take the run."""
     try:
-        body = body_of(MoveRequest, to=filled(form, "to"), reason=form.get("reason", ""))
-        await move_run(operator, admin, request, run_id, body, _once(operator, admin, request))
+        body = body_of(MoveRequest, to=filled(form, "to"), reason=given_reason(form))
+        found = await move_run(operator, admin, request, run_id, body, _once(operator, admin, request))
+        if found.outcome is Outcome.IS_THERE:
+            raise InvalidRequest(
+                f"trainer {found.trainer} has the run already: name another one, or none for any other"
+            )
     except WeftError as refusal:
         return await _run(operator, admin, request, run_id, refusal)
     return see(f"{OPS}/runs/{run_id}")
@@ -71,8 +86,10 @@ async def move(operator: PageOperator, admin: Admin, request: Request, run_id: P
 async def evict(operator: PageOperator, admin: Admin, request: Request, run_id: PathId, form: FormFields) -> Response:
     """Have the run's adapter written to disk and its memory freed."""
     try:
-        body = body_of(ReasonBody, reason=form.get("reason", ""))
-        await evict_run(operator, admin, request, run_id, body, _once(operator, admin, request))
+        body = body_of(ReasonBody, reason=given_reason(form))
+        found = await evict_run(operator, admin, request, run_id, body, _once(operator, admin, request))
+        if found.outcome is Outcome.NOT_RESIDENT:
+            raise InvalidRequest("no trainer has the run, so that no memory holds it: there is nothing to page out")
     except WeftError as refusal:
         return await _run(operator, admin, request, run_id, refusal)
     return see(f"{OPS}/runs/{run_id}")
@@ -88,13 +105,14 @@ async def sessions_page(
 
 @router.post("/sessions/{session_id}/end")
 async def end(operator: PageOperator, admin: Admin, request: Request, session_id: PathId, form: FormFields) -> Response:
-    """End a client's session and cancel what it has pending."""
+    """End a client's session and cancel what it has pending. The list stays where it is."""
+    listed = {name: value for name in ("tenant_id", "after") if (value := filled(form, name)) is not None}
     try:
-        body = body_of(ReasonBody, reason=form.get("reason", ""))
+        body = body_of(ReasonBody, reason=given_reason(form))
         await end_session(operator, admin, request, session_id, body, _once(operator, admin, request))
     except WeftError as refusal:
-        return await _sessions(operator, admin, request, refusal)
-    return see(f"{OPS}/sessions")
+        return await _sessions(operator, admin, request, refusal, **listed)
+    return see(f"{OPS}/sessions?{urlencode(listed)}")
 
 
 def _once(operator: Operator, admin: AdminServices, request: Request) -> Repeats:
@@ -105,7 +123,7 @@ def _once(operator: Operator, admin: AdminServices, request: Request) -> Repeats
 async def _run(
     operator: Operator, admin: AdminServices, request: Request, run_id: str, refusal: WeftError | None
 ) -> Response:
-    run = await show_run(operator, admin, run_id, 50)
+    run = await show_run(operator, admin, run_id, _EVENTS)
     return operator_page(request, operator, "operators/run.html", refusal=refusal, run=run)
 
 

@@ -9,7 +9,7 @@ from api.admin.processes import drain, list_all_apis, list_all_pools, list_all_t
 from api.admin.queue import list_placements
 from api.admin.services import Admin, AdminServices
 from api.dashboard.forms import see
-from api.dashboard.operators.forms import FormFields, body_of
+from api.dashboard.operators.forms import FormFields, body_of, given_reason
 from api.dashboard.operators.rendering import operator_page
 from api.dashboard.operators.session import PageOperator
 from api.dashboard.unattended import UNATTENDED
@@ -37,7 +37,7 @@ async def drain_trainer(
 ) -> Response:
     """Have a trainer hand its runs to others and take none."""
     try:
-        await drain(operator, admin, request, trainer_id, body_of(ReasonBody, reason=form.get("reason", "")))
+        await drain(operator, admin, request, trainer_id, body_of(ReasonBody, reason=given_reason(form)))
     except WeftError as refusal:
         return await _page(operator, admin, request, refusal)
     return see("/ops/processes")
@@ -54,8 +54,11 @@ async def work_trainer(operator: PageOperator, admin: Admin, request: Request, t
 
 
 async def _found(operator: Operator, admin: AdminServices) -> dict[str, Any]:
+    trainers = (await list_all_trainers(operator, admin)).items
     return {
-        "trainers": (await list_all_trainers(operator, admin)).items,
+        "trainers": trainers,
+        # Base models for which a trainer takes runs.
+        "taken": {one.base_model for one in trainers if one.is_alive and one.drained_at is None},
         "pools": (await list_all_pools(operator, admin)).items,
         "apis": (await list_all_apis(operator, admin)).items,
         "ended": (await list_ended_processes(operator, admin)).items,

@@ -13,7 +13,7 @@ from api.admin.budgets import NewBudget, change_budget
 from api.admin.services import Admin, AdminServices
 from api.admin.tenants import NewSuspension, TenantBody, TenantChange, change_tenant, resume, show_tenant, suspend
 from api.dashboard.forms import see
-from api.dashboard.operators.forms import FormFields, body_of, filled, integer, number
+from api.dashboard.operators.forms import FormFields, body_of, filled, given_reason, integer, number
 from api.dashboard.operators.rendering import OPS
 from api.dashboard.operators.session import PageOperator
 from api.dashboard.operators.tenants import shown_tenant
@@ -75,7 +75,7 @@ async def suspend_tenant(
     """Suspend the tenant, or give its suspension another mode and reason."""
 
     async def change() -> None:
-        body = body_of(NewSuspension, mode=form.get("mode", ""), reason=form.get("reason", ""))
+        body = body_of(NewSuspension, mode=form.get("mode", ""), reason=given_reason(form))
         await _checked(operator, admin, tenant_id, filled(form, "version"))
         await suspend(operator, admin, request, tenant_id, body)
 

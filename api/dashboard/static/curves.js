@@ -1,7 +1,10 @@
 // Curves of runs: reading columns, the moving average, and uPlot charts with marks. Text reaches the page by textContent only.
 import { count, measured } from "./numbers.js";
+import { whenSeen } from "./seen.js";
 
 const COLOURS = ["--curve-1", "--curve-2", "--curve-3", "--curve-4"];
+
+const RETRY_MS = 3000;
 
 export const LABELS = {
   mean_loss: "Mean loss",
@@ -88,25 +91,29 @@ export function markColour(kind) {
   return colour(MARK_COLOURS[kind] || "--mark-trainer");
 }
 
-/** Draw dashed lines with a flag at the marks, shaded pauses, and crosses at steps whose value is not finite. */
+/** Draw dashed lines with a dot for each mark, those of one step below each other, shaded pauses, and crosses at steps whose value is not finite. */
 function marksPlugin(marks, broken) {
   return {
     hooks: {
       drawClear: [
         (plot) => {
           const { ctx, bbox } = plot;
+          const end = bbox.left + bbox.width;
           let begin = null;
+          const shade = (until) => {
+            const left = Math.max(plot.valToPos(begin, "x", true), bbox.left);
+            const right = Math.min(until, end);
+            if (right > left) ctx.fillRect(left, bbox.top, right - left, bbox.height);
+            begin = null;
+          };
           ctx.save();
           ctx.fillStyle = colour("--mark-pause-band");
           for (const mark of marks()) {
             if (mark.kind === "paused") begin = mark.step;
-            if (mark.kind === "resumed" && begin !== null) {
-              const left = Math.max(plot.valToPos(begin, "x", true), bbox.left);
-              const right = Math.min(plot.valToPos(mark.step, "x", true), bbox.left + bbox.width);
-              if (right > left) ctx.fillRect(left, bbox.top, right - left, bbox.height);
-              begin = null;
-            }
+            if (mark.kind === "resumed" && begin !== null) shade(plot.valToPos(mark.step, "x", true));
           }
+          // A pause that goes on reaches to the end.
+          if (begin !== null) shade(end);
           ctx.restore();
         },
       ],
@@ -114,6 +121,7 @@ function marksPlugin(marks, broken) {
         (plot) => {
           const { ctx, bbox } = plot;
           const ratio = devicePixelRatio || 1;
+          const dots = new Map();
           ctx.save();
           for (const mark of marks()) {
             const x = Math.round(plot.valToPos(mark.step, "x", true));
@@ -128,8 +136,10 @@ function marksPlugin(marks, broken) {
             ctx.stroke();
             ctx.setLineDash([]);
             ctx.globalAlpha = 1;
+            const above = dots.get(x) || 0;
+            dots.set(x, above + 1);
             ctx.beginPath();
-            ctx.arc(x, bbox.top, 3.5 * ratio, 0, 7);
+            ctx.arc(x, Math.min(bbox.top + above * 9 * ratio, bbox.top + bbox.height), 3.5 * ratio, 0, 7);
             ctx.fill();
           }
           ctx.strokeStyle = colour("--mark-broken");
@@ -254,4 +264,30 @@ export async function readJson(url) {
 /** Have the page tell that what it follows was not read. ``error`` is of ``readJson``. */
 export function tellFailure(error) {
   dispatchEvent(error.status ? new CustomEvent("weft:refused", { detail: error }) : new Event("weft:unreached"));
+}
+
+/** Whether no later answer will be another. */
+function isFinal({ status }) {
+  return status >= 400 && status < 500 && status !== 408 && status !== 429;
+}
+
+/**
+ * Call ``read(isAgain)`` until it succeeds or is refused for good, or ``isWanted`` no more, a few seconds after each failure, which the
+ * page tells. Return what it read, or undefined.
+ */
+export async function untilRead(read, isWanted = () => true) {
+  for (let isAgain = false; isWanted(); isAgain = true) {
+    try {
+      const found = await read(isAgain);
+      dispatchEvent(new Event("weft:reached"));
+      return found;
+    } catch (error) {
+      // What nobody waits for is not told: no success would follow.
+      if (!isWanted()) return;
+      tellFailure(error);
+      if (isFinal(error)) return;
+    }
+    await new Promise((wake) => setTimeout(wake, RETRY_MS));
+    await whenSeen();
+  }
 }

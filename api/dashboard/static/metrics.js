@@ -5,7 +5,7 @@ import { onSeen } from "./seen.js";
 import { timeElement } from "./times.js";
 import { writeMarked } from "./tokens.js";
 
-const OWN_MS = 15000;
+export const OWN_MS = 15000;
 const MOST_LIVE_ENTRIES = 4000;
 
 function valueRow(curve, place) {
@@ -53,13 +53,17 @@ export class Metrics {
 
   see({ target, isIntersecting }) {
     target.dataset.inSight = isIntersecting;
-    if (isIntersecting && !this.shown.has(target)) this.draw(target).catch(() => this.shown.delete(target));
+    if (isIntersecting) this.drawOnce(target, true);
   }
 
-  async draw(figure) {
+  drawOnce(figure, isAsked) {
+    if (!this.shown.has(figure)) this.draw(figure, isAsked).catch(() => this.shown.delete(figure));
+  }
+
+  async draw(figure, isAsked) {
     const name = figure.dataset.series;
     this.shown.set(figure, null);
-    const curve = await this.curveOf(name, true);
+    const curve = await this.curveOf(name, isAsked);
     const lines = [{ label: name, colour: name in LABELS ? 1 : 0, width: 1.5 }];
     const marks = () => [];
     const broken = () => (this.shown.get(figure) || { curve }).curve.broken;
@@ -143,6 +147,7 @@ export class Metrics {
 
   followOwn() {
     if (document.hidden) return;
+    for (const figure of document.querySelectorAll('#metrics [data-in-sight="true"]')) this.drawOnce(figure, false);
     for (const [figure, drawn] of this.shown) {
       const name = figure.dataset.series;
       if (!drawn || name in LABELS || figure.dataset.inSight !== "true") continue;

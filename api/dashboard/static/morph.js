@@ -10,6 +10,19 @@ function keyOf(node) {
   return node.id || node.dataset.key || node.getAttribute("aria-labelledby") || "";
 }
 
+/** The names under which nodes are found again: the nth of those with equal keys is the nth's. */
+function namesOf(nodes) {
+  const seen = new Map();
+  const names = new Map();
+  for (const node of nodes) {
+    const key = keyOf(node);
+    const nth = (seen.get(key) || 0) + 1;
+    seen.set(key, nth);
+    names.set(node, key && `${nth} ${key}`);
+  }
+  return names;
+}
+
 function isBlank(node) {
   return node.nodeType === Node.TEXT_NODE && !node.data.trim();
 }
@@ -38,26 +51,24 @@ function place(parent, child, before) {
 
 /** Bring the children of an element to those of another, whose nodes are used up. */
 export function morphChildren(parent, next) {
-  const wanted = new Set([...next.childNodes].map(keyOf));
-  const keyed = new Map();
-  for (const child of parent.childNodes) if (!keyed.has(keyOf(child))) keyed.set(keyOf(child), child);
-  keyed.delete("");
-  const isGone = (child) => keyOf(child) && !(wanted.has(keyOf(child)) && keyed.get(keyOf(child)) === child);
+  const names = namesOf(parent.childNodes);
+  const wanted = namesOf([...next.childNodes]);
+  const keyed = new Map([...names].map(([child, name]) => [name, child]));
+  const stay = new Set(wanted.values());
+  const isGone = (child) => names.get(child) && !stay.has(names.get(child));
   let at = parent.firstChild;
   const drop = () => {
     const gone = at;
     at = gone.nextSibling;
     gone.remove();
   };
-  for (const node of [...next.childNodes]) {
+  for (const [node, name] of wanted) {
     while (at && (isGone(at) || (isBlank(at) && !isBlank(node)))) drop();
-    const key = keyOf(node);
-    const found = key ? keyed.get(key) : at && !keyOf(at) && at;
+    const found = name ? keyed.get(name) : at && !names.get(at) && at;
     if (!found || found.nodeName !== node.nodeName) {
       parent.insertBefore(node, at);
       continue;
     }
-    keyed.delete(key);
     if (found === at) at = at.nextSibling;
     else place(parent, found, at);
     morph(found, node);

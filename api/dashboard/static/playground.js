@@ -70,8 +70,10 @@ class Pane {
   }
 
   async follow() {
+    let told = null;
     for (let attempt = 0; attempt < TRIES && !this.isOver; attempt += 1) {
       if (attempt) await new Promise((wake) => setTimeout(wake, 250 * 2 ** attempt));
+      this.isReached = false;
       try {
         const answer = await fetch(form.dataset.stream, {
           method: "POST",
@@ -79,8 +81,13 @@ class Pane {
           headers: { "Idempotency-Key": this.key, Accept: "text/event-stream" },
         });
         if (!answer.ok) {
-          this.end("refused", await refusal(answer));
-          return;
+          told = await refusal(answer);
+          if (answer.status < 500) {
+            this.end("refused", told);
+            return;
+          }
+          this.say("lost", `${told}; trying again …`);
+          continue;
         }
         await this.read(answer.body.getReader());
         if (this.isDisplaced && !this.isOver) {
@@ -89,8 +96,12 @@ class Pane {
       } catch {
         this.say("lost", "The connection was lost; going on …");
       }
+      // The service keeps a sample for a short while only. It is there: no reason to ask it ever more rarely.
+      if (this.isReached) attempt = 0;
     }
-    if (!this.isOver) this.end("error", "The stream could not be taken up again. The sample is under Samples.");
+    if (this.isOver) return;
+    if (this.request || !told) this.end("error", "The stream could not be taken up again. The sample is under Samples.");
+    else this.end("refused", told);
   }
 
   async read(reader) {
@@ -119,11 +130,13 @@ class Pane {
   }
 
   on_accepted(told) {
+    const isFirst = !this.request;
     this.request = told.request_id;
+    this.isReached = true;
     this.run = told.run;
     this.element.dataset.request = told.request_id;
     if (this.isStopped) this.cancel();
-    if (this.run && form.dataset.gates) this.watchGate();
+    if (isFirst && this.run && form.dataset.gates) this.watchGate();
   }
 
   on_version(told) {
@@ -157,7 +170,11 @@ class Pane {
 
   on_error(told) {
     if (this.isStopped) this.end("stopped", `Stopped after ${this.tokens.length} tokens`);
-    else this.end("error", told.error);
+    else if (told.code === "unavailable") {
+      // The sample goes on without this process, or without this answer.
+      this.isReached = false;
+      this.say("lost", `${told.error}; trying again …`);
+    } else this.end("error", told.error);
   }
 
   place(made) {

@@ -1,12 +1,14 @@
 // A run's page: the live curve, its marks and the run's standing. State is told as attributes of #curve.
-import { Metrics } from "./metrics.js";
-import { Curve, LABELS, chart, curveAddress, positive, readJson, showState, unitOf } from "./curves.js";
+import { Metrics, OWN_MS } from "./metrics.js";
+import { Curve, LABELS, chart, curveAddress, positive, readJson, showState, unitOf, untilRead } from "./curves.js";
 import { count, duration, measured, noun } from "./numbers.js";
 import { MOST_ROWS, PointRows, perOf } from "./run_rows.js";
 import { RunStream } from "./run_stream.js";
 import { exact, timeElement } from "./times.js";
+import { writeMarked } from "./tokens.js";
 
 const MOST_LIVE_ENTRIES = 4000;
+const MOST_TEXTS = 3;
 const root = document.getElementById("curve");
 const base = root.dataset.url;
 const controls = {
@@ -56,7 +58,9 @@ function readout(place) {
   say("average", measured(average));
   say("at", exact(shown.at[at]));
   const near = [...marks.values()].filter((mark) => Math.abs(mark.step - shown.step[at]) <= Math.max(shown.width, 1) - 1);
-  say("mark", near.length ? near.map((mark) => mark.text).slice(0, 2).join(" · ") : "");
+  const texts = near.slice(0, MOST_TEXTS).map((mark) => mark.text);
+  if (near.length > MOST_TEXTS) texts.push(`${near.length - MOST_TEXTS} more in the table`);
+  say("mark", texts.join(" · "));
 }
 
 function tell() {
@@ -204,6 +208,37 @@ async function readOther(isAsked) {
   readCloser("other", name, other, isAsked);
 }
 
+/** Read the other series that was not read yet. */
+function showOther(isAsked) {
+  const name = controls.series.value;
+  untilRead((isAgain) => readOther(isAsked && !isAgain), () => controls.series.value === name && !other);
+}
+
+/** Offer each of the user's own metrics as another series. */
+function offerOwn(names) {
+  const known = new Set([...controls.series.options].map((option) => option.value));
+  for (const name of names.filter((one) => !known.has(`metric:${one}`))) {
+    const option = document.createElement("option");
+    option.value = `metric:${name}`;
+    writeMarked(option, name);
+    ownGroup().append(option);
+  }
+}
+
+function ownGroup() {
+  const there = controls.series.querySelector("optgroup");
+  if (there) return there;
+  const group = document.createElement("optgroup");
+  group.label = "Your metrics";
+  controls.series.append(group);
+  return group;
+}
+
+/** Read the other series again if it is an own metric: no point of it comes by the stream. */
+function followOwn() {
+  if (!document.hidden && !(controls.series.value in LABELS)) readOther(false).catch(() => {});
+}
+
 function addPoints(points) {
   for (const came of arrivals) came.push(...points);
   for (const point of points) {
@@ -214,8 +249,9 @@ function addPoints(points) {
     if (closer.other && point.step <= part.max) append(closer.other, controls.series.value, point);
   }
   rows.add(points);
-  if (points.length && !root.dataset.per) {
-    root.dataset.per = perOf(points[points.length - 1]);
+  const per = points.length ? perOf(points[points.length - 1]) : "";
+  if (per && !root.dataset.per) {
+    root.dataset.per = per;
     makeLossPlot();
   }
   if (loss.step.length > MOST_LIVE_ENTRIES) readLoss().catch(() => {});
@@ -263,7 +299,9 @@ function fill(name, shown) {
 
 function showStanding(standing) {
   // A service of an earlier version tells none.
-  if (metrics) metrics.showOwn(standing.metrics ?? []);
+  const own = standing.metrics ?? [];
+  offerOwn(own);
+  if (metrics) metrics.showOwn(own);
   showState(document.querySelector("[data-run-state] .state"), standing.state);
   const box = document.getElementById("waiting");
   const waiting = standing.waiting;
@@ -302,9 +340,9 @@ async function begin() {
   loss = new Curve({ step: [], value: [], at: [], mean: [], count: [], width: 1, points: 0, broken: [], broken_points: 0 });
   makeLossPlot();
   makeOtherPlot();
-  await readLoss();
+  await untilRead(readLoss);
   draw();
-  readOther(false).catch(() => {});
+  showOther(false);
   metrics = new Metrics(base, readCurve);
   const page = { seen: () => rows.lastStep, points: addPoints, marks: addMarks, standing: showStanding, reset: readAgain };
   new RunStream(root, page).follow();
@@ -313,8 +351,9 @@ async function begin() {
 controls.scale.addEventListener("change", () => (makeLossPlot(), draw()));
 controls.weight.addEventListener("change", draw);
 controls.marks.addEventListener("change", draw);
-controls.series.addEventListener("change", () => ((other = closer.other = null), makeOtherPlot(), readOther(true).catch(() => {})));
+controls.series.addEventListener("change", () => ((other = closer.other = null), makeOtherPlot(), showOther(true)));
+setInterval(followOwn, OWN_MS);
 controls.from.addEventListener("change", lookAtFields);
 controls.to.addEventListener("change", lookAtFields);
 controls.whole.addEventListener("click", () => lookAtChosen(null));
-begin().catch((error) => (root.dataset.failed = error.message));
+begin();

@@ -10,9 +10,15 @@ function secondsOf(text) {
   return Date.parse(text) / 1000 + Number(`0.000${micro}`);
 }
 
-/** What the loss of a point is divided by. */
+/** What the loss of a point is divided by; empty where its passes differ in that, or there were none. */
 export function perOf(point) {
-  return point.loss_per.replaceAll("_", " ");
+  return ["mixed", "nothing"].includes(point.loss_per) ? "" : point.loss_per.replaceAll("_", " ");
+}
+
+/** The loss functions of a point's passes, in their order. */
+function lossesOf(point) {
+  // A service of an earlier version tells none.
+  return (point.loss_fns ?? []).join(", ") || "–";
 }
 
 function say(selector, text) {
@@ -46,7 +52,8 @@ export class PointRows {
     while (this.body.rows.length > MOST_ROWS) this.body.deleteRow(-1);
     const { length } = this.body.rows;
     say("#points [data-rows]", `${count(length)} ${noun(length, "point")}`);
-    say("#points [data-loss-per]", `; the loss is divided by each ${perOf(later[later.length - 1])}`);
+    const per = perOf(later[later.length - 1]);
+    say("#points [data-loss-per]", per && `; the loss is divided by each ${per}`);
     this.points.push(...later.map(({ step, at, tokens }) => ({ step, seconds: secondsOf(at), tokens })));
     this.points.splice(0, this.points.length - MOST_ROWS);
     this.showFigures(later[later.length - 1]);
@@ -69,9 +76,7 @@ export class PointRows {
       cell.textContent = text;
       row.append(cell);
     }
-    const time = document.createElement("td");
-    time.textContent = exact(Date.parse(point.at) / 1000);
-    row.append(time);
+    for (const text of [lossesOf(point), exact(Date.parse(point.at) / 1000)]) row.insertCell().textContent = text;
     this.body.prepend(row);
   }
 
@@ -82,6 +87,7 @@ export class PointRows {
     say("[data-of=steps]", noun(last.step, "optimizer step"));
     figure("loss", measured(last.mean_loss));
     figure("rate", measured(last.learning_rate));
+    figure("loss-functions", lossesOf(last));
     const seconds = this.points[this.points.length - 1].seconds - this.points[0].seconds;
     const tokens = this.points.slice(1).reduce((sum, point) => sum + point.tokens, 0);
     figure("speed", seconds > 0 ? count(tokens / seconds) : "–");

@@ -14,6 +14,7 @@ function show(told) {
   row.querySelector('[data-field="steps"]').textContent = count(told.steps);
   row.querySelector('[data-field="loss"]').textContent = measured(told.loss);
   row.querySelector(".spark path").setAttribute("d", told.path);
+  row.querySelector(".spark title").textContent = told.label;
   row.querySelector('[data-field="at"]').replaceChildren(timeElement(told.at));
   return true;
 }

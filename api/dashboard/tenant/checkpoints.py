@@ -102,7 +102,7 @@ async def publish_one(
     caller: PageCheckpointWriter, services: Services, run_id: PathId, segment: PathId, name: PathId
 ) -> Response:
     """Let every tenant sample and train from the checkpoint."""
-    await publish(caller, services, run_id, f"{segment}/{name}")
+    await publish(caller, services, run_id, segment, name)
     return see(_address(run_id, segment, name))
 
 
@@ -112,7 +112,7 @@ async def unpublish_one(
     caller: PageCheckpointWriter, services: Services, run_id: PathId, segment: PathId, name: PathId
 ) -> Response:
     """Take the publication back."""
-    await unpublish(caller, services, run_id, f"{segment}/{name}")
+    await unpublish(caller, services, run_id, segment, name)
     return see(_address(run_id, segment, name))
 
 

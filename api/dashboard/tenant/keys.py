@@ -1,7 +1,7 @@
 """Keys of a tenant: list, make, rotate and revoke them, as the API does, within the rights of one's own."""
 
 import secrets
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
@@ -21,6 +21,8 @@ router = APIRouter(tags=["keys"])
 
 Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
 _LONGEST_DAYS = 3650
+_STEP_SECONDS = 3600
+"""Steps from the time at which a form was shown, in which the end of its key moves on while the page stays open."""
 
 
 @router.get("/keys")
@@ -35,12 +37,21 @@ async def make_key(caller: PageKeyAdmin, services: Services, request: Request, f
     values: dict[str, object] = {"note": form.get("note", ""), "role": form.get("role", "member")}
     try:
         if (days := integer(form, "days")) is not None:
-            values["expires_at"] = services.runtime.clock() + timedelta(days=_checked_days(days))
+            values["expires_at"] = _asked_at(form, services.runtime.clock()) + timedelta(days=_checked_days(days))
         asked = parsed(NewKeyRequest, values)
         made = await keys.make_key(caller, services, request, asked, _repeat_name(form))
     except WeftError as error:
         return await _shown(request, services, caller, problem=error)
     return await _shown(request, services, caller, made=made)
+
+
+def _asked_at(form: Form, now: datetime) -> datetime:
+    """Return the time from which the form's days count: the same if the form is sent again, at most an hour ago."""
+    seconds = int(now.timestamp())
+    shown = integer(form, "shown")
+    if shown is None or shown > seconds:
+        return now
+    return datetime.fromtimestamp(seconds - (seconds - shown) % _STEP_SECONDS, UTC)
 
 
 def _checked_days(days: int) -> int:

@@ -5,8 +5,9 @@ from fastapi import APIRouter, Request, Response
 from api.dashboard.forms import Form, parsed, see
 from api.dashboard.rendering import page
 from api.dashboard.web_session import PageProjectAdmin, PageProjectReader
+from api.project_records import NewProject
 from api.services import ApiServices, Services
-from api.weft.projects import NewProject, list_own_projects
+from api.weft.projects import list_own_projects
 from api.weft.projects import make_project as make
 from contracts.errors import WeftError
 from tenants.rights import Principal

@@ -33,7 +33,7 @@ from contracts.errors import InvalidRequest
 from tenants.curves import Series
 from tenants.rights import Principal
 from tenants.run_metrics import MOST_VALUES, last_values
-from tenants.run_points import MOST_POINTS
+from tenants.run_points import MOST_POINTS, LossPer
 
 router = APIRouter(prefix="/runs/{run_id}")
 
@@ -49,6 +49,7 @@ _COLUMNS = (
     "loss_sum",
     "loss_weight",
     "loss_per",
+    "loss_fns",
     "tokens",
     "learning_rate",
     "grad_norm",
@@ -82,7 +83,7 @@ async def run_page(request: Request, caller: PageReader, services: Services, run
         marks=(await marks_of_run(caller, services, run.id)).marks[::-1],
         points=points,
         died=died[0] if died else None,
-        per=points[0].loss_per.replace("_", " ") if points else "",
+        per=_per(points[0]) if points else "",
         series=[one for one in Series if one is not Series.MEAN_LOSS],
         own=own,
         shown=shown,
@@ -133,7 +134,7 @@ async def run_events(
     seen = last_event_id(request)
     if seen and seen.isascii() and seen.isdigit() and len(seen) < 16:
         after = int(seen)
-    return event_stream(request, services, partial(feeds.watch, caller.tenant, run.id, after))
+    return event_stream(request, services, partial(feeds.watch, caller.tenant, run.id, after), run=run.id)
 
 
 @router.get("/news", dependencies=[UNATTENDED])
@@ -200,10 +201,20 @@ async def _lines(caller: Principal, services: ApiServices, run: str) -> AsyncIte
     while True:
         found = (await read_points(caller, services, run, after=after, limit=MOST_POINTS)).points
         if found:
-            yield _csv([[cell(getattr(point, name)) for name in _COLUMNS] for point in found])
+            yield _csv([_row(point) for point in found])
             after = found[-1].step
         if len(found) < MOST_POINTS:
             return
+
+
+def _per(point: PointInfo) -> str:
+    """Return what the point's loss is divided by, empty where its passes differ in that, or there were none."""
+    return "" if point.loss_per in (LossPer.MIXED, LossPer.NOTHING) else point.loss_per.replace("_", " ")
+
+
+def _row(point: PointInfo) -> list[str | float]:
+    values = {name: getattr(point, name) for name in _COLUMNS} | {"loss_fns": ",".join(point.loss_fns)}
+    return [cell(value) for value in values.values()]
 
 
 def _csv(rows: list[list[str | float]]) -> str:

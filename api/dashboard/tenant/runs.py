@@ -6,12 +6,13 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from api.dashboard.rendering import page
+from api.dashboard.rendering import page, spark_label
 from api.dashboard.sparkline import spark_path
 from api.dashboard.unattended import UNATTENDED
 from api.dashboard.web_session import PageReader
+from api.project_records import ProjectBody
 from api.services import ApiServices, Services
-from api.weft.projects import ProjectBody, list_own_projects
+from api.weft.projects import list_own_projects
 from api.weft.runs import RunInfo, RunList, describe_run, describe_runs, list_runs
 from api.wire.request_model import NO_NUL
 from contracts.errors import InvalidRequest
@@ -167,7 +168,6 @@ def _row(run: RunInfo, projects: list[ProjectBody]) -> dict[str, Any]:
     last = run.recent_losses[-1] if run.recent_losses else None
     return {
         "run": run,
-        "path": spark_path(run.recent_losses),
         "loss": last,
         "project": project_name(run, projects),
     }
@@ -176,4 +176,5 @@ def _row(run: RunInfo, projects: list[ProjectBody]) -> dict[str, Any]:
 def _live(run: RunInfo) -> dict[str, Any]:
     last = run.recent_losses[-1] if run.recent_losses else None
     told = {"id": run.id, "state": run.state.value, "steps": run.optimizer_steps, "loss": last}
-    return told | {"path": spark_path(run.recent_losses), "at": run.last_request_at.isoformat()}
+    drawn = {"path": spark_path(run.recent_losses), "label": spark_label(run.recent_losses)}
+    return told | drawn | {"at": run.last_request_at.isoformat()}

@@ -29,6 +29,7 @@ _RULES = (
     (r"import AsyncIterator, Collection\n", "import Collection, Iterator\n"),
     (r"Awaitable\[R\]", "R"),
     (r"from weft_client\.(\w+)_async", r"from weft_client.\1_sync"),
+    (r"import asyncio\nimport builtins\n", "import builtins\nimport time\n"),
     (r"import asyncio\n", "import time\n"),
     (r"asyncio\.sleep", "time.sleep"),
     (r"async (def|with|for) ", r"\1 "),

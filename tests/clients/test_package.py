@@ -48,7 +48,7 @@ NOT_STREAMED = {
     "prompt_alt_tokens_k",
 }
 """Options of samples that only the SDK sends."""
-COMBINED = {"runs.follow", "gates.paused", "jobs.wait"}
+COMBINED = {"runs.list", "runs.follow", "gates.paused", "jobs.wait"}
 """Methods that call others of their group."""
 NO_METHOD = {("GET", "/api/v1/samplers/{sampler_id}")}
 """The SDK has it."""

@@ -82,6 +82,55 @@ def test_a_stream_of_an_older_service_is_read_without_what_it_does_not_send() ->
     assert (failed.value.detail, failed.value.code, failed.value.retryable) == ("x", "failed", False)
 
 
+def drawn(sequence: int, start: int, version: str | None, *tokens: int) -> list[str]:
+    """Return the lines of an event with tokens."""
+    return event(
+        "tokens",
+        sequence=sequence,
+        start=start,
+        version=version,
+        tokens=tokens,
+        logprobs=[-token / 10 for token in tokens],
+    )
+
+
+def handed_on(reader: StreamReader, *sent: list[str]) -> list[tuple[int, int, list[int]]]:
+    """Return sequence, start and tokens of the parts that the reader hands on."""
+    found = [one for lines in sent for line in lines for one in reader.events(line)]
+    parts = [part for part in found if isinstance(part, Tokens)]
+    assert all(part.logprobs == [-token / 10 for token in part.tokens] for part in parts)
+    return [(part.sequence, part.start, part.tokens) for part in parts]
+
+
+def test_tokens_of_a_sample_that_is_drawn_again_replace_the_earlier_ones() -> None:
+    reader = StreamReader()
+    assert handed_on(reader, drawn(0, 0, "v1", 1, 2, 3), drawn(1, 0, "v1", 4, 5)) == [(0, 0, [1, 2, 3]), (1, 0, [4, 5])]
+    # The first sequence is drawn again, the second one only told again.
+    sent = [drawn(0, 0, "v2", 7, 8), drawn(1, 0, "v1", 4, 5, 6), drawn(0, 2, "v2", 9, 10)]
+    assert handed_on(reader, *sent) == [(0, 0, [7, 8]), (1, 2, [6]), (0, 2, [9, 10])]
+
+
+def test_a_token_that_another_version_draws_again_replaces_its_like() -> None:
+    """The log-probability is another."""
+    reader = StreamReader()
+    handed_on(reader, drawn(0, 0, "v1", 1, 2, 3))
+    assert handed_on(reader, drawn(0, 0, "v2", 1, 2)) == [(0, 0, [1, 2])]
+    assert handed_on(reader, drawn(0, 2, "v2", 4)) == [(0, 2, [4])]
+
+
+def test_tokens_that_are_drawn_again_alike_are_handed_on_once() -> None:
+    reader = StreamReader()
+    handed_on(reader, drawn(0, 0, "v", 1, 2, 3))
+    assert handed_on(reader, drawn(0, 0, "v", 1), drawn(0, 1, "v", 2)) == []
+    assert handed_on(reader, drawn(0, 2, "v", 9, 10), drawn(0, 4, "v", 11)) == [(0, 2, [9, 10]), (0, 4, [11])]
+
+
+def test_tokens_behind_a_gap_are_handed_on() -> None:
+    reader = StreamReader()
+    handed_on(reader, drawn(0, 0, "v", 1))
+    assert handed_on(reader, drawn(0, 3, "v", 4), drawn(0, 3, "v", 4, 5)) == [(0, 3, [4]), (0, 4, [5])]
+
+
 def test_data_without_a_name_are_none_of_the_event_before() -> None:
     reader = StreamReader()
     drawn = event("tokens", sequence=0, start=0, tokens=[5], logprobs=[-0.5])

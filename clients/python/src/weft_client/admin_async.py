@@ -104,9 +104,9 @@ class AsyncTenants:
         """Have a suspended tenant's work go on."""
         return await self._transport.send(call("DELETE", path("tenants", tenant, "suspension"), m.TenantBody))
 
-    async def standing(self, tenant: str) -> m.StandingBody:
+    async def standing(self, tenant: str) -> m.StandingReport:
         """Return the tenant's limits, rates and budgets, and their use."""
-        return await self._transport.send(call("GET", path("tenants", tenant, "standing"), m.StandingBody))
+        return await self._transport.send(call("GET", path("tenants", tenant, "standing"), m.StandingReport))
 
     async def set_budget(
         self,
@@ -117,12 +117,12 @@ class AsyncTenants:
         currency: str | None = None,
         key: str | None = None,
         project: str | None = None,
-    ) -> m.StandingBody:
+    ) -> m.StandingReport:
         """Give the tenant, one of its keys or one of its projects a budget in tokens, or in ``currency``; None: none."""
         told = str(amount) if currency is not None and amount is not None else amount
         body = {"amount": told, "key": key, "project": project, "currency": currency}
         return await self._transport.send(
-            call("PUT", path("tenants", tenant, "budgets", period), m.StandingBody, body=body)
+            call("PUT", path("tenants", tenant, "budgets", period), m.StandingReport, body=body)
         )
 
     async def delete(

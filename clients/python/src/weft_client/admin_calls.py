@@ -2,7 +2,7 @@
 
 They may be sent again: they read, set a state, or have an ``Idempotency-Key``, which is the same in every repeat that the client
 sends by itself. A change that names the state it changes (``If-Match``) is made by ``sent_once``: its repeat would be answered
-as a conflict, so ``OutcomeUnknown`` is raised where its answer is lost.
+as a conflict, so ``OutcomeUnknown`` is raised where its answer is lost. So is long work: a repeat would begin it again.
 """
 
 from __future__ import annotations

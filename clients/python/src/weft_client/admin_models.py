@@ -311,7 +311,7 @@ class PriceBody(Record):
 
 
 class ProjectBody(Record):
-    """A project. ``created_at`` is None for the default one, which is as old as its tenant."""
+    """A project. ``id`` or ``name`` is what clients send as ``project_id``; ``created_at`` is None for the default one."""
 
     id: str
     name: str
@@ -671,21 +671,21 @@ class SessionDetails(Record):
     samplers: list[str]
 
 
-class LimitStandingBody(Record):
+class LimitReport(Record):
     """A limit. ``used`` is None for a limit of single requests."""
 
     name: str
     value: int
     used: int | None = None
-    is_own: bool
     is_reached: bool
+    is_own: bool
     reason: str
 
 
-class RateStandingBody(Record):
-    """A rate. ``waiting`` tokens are charged and not worked off; ``remaining`` may run now; all are back in ``seconds``.
-    ``key``: the first of the keys that share it; ``project``: id of the project that has it. Without both it is the
-    tenant's.
+class RateReport(Record):
+    """A rate. ``waiting`` tokens are charged and not worked off yet; ``remaining`` may run now; all are back in
+    ``seconds``. ``key``: the first of the keys that share it; ``project``: id of the project that has it. Without both
+    it is the tenant's.
     """
 
     meter: str
@@ -698,7 +698,7 @@ class RateStandingBody(Record):
     project: str | None = None
 
 
-class RequestRateBody(Record):
+class RequestRateReport(Record):
     """A rate of requests: ``used`` of the last minute; one more is answered in ``seconds``, 0 for now. ``key``: the first
     of the keys that share it; ``project``: id of the project that has it. Without both it is the tenant's.
     """
@@ -764,7 +764,7 @@ class MoneyAlertReport(Record):
     at: datetime
 
 
-class ProjectLimitBody(Record):
+class ProjectLimitReport(Record):
     """A project's own limit. ``used`` is None for a limit of single requests, and for rates."""
 
     name: str
@@ -773,29 +773,29 @@ class ProjectLimitBody(Record):
     is_reached: bool
 
 
-class ProjectStandingBody(Record):
-    """A project with limits of its own, which hold beside its tenant's."""
+class ProjectReport(Record):
+    """A project with limits of its own, which hold beside the tenant's."""
 
     id: str
     name: str
-    limits: list[ProjectLimitBody]
+    limits: list[ProjectLimitReport]
 
 
-class StandingBody(Record):
-    """A tenant's share, the class whose factor is on it, its limits, rates, budgets, alerts, and projects with limits.
-    ``request_rates`` is empty where requests are not counted: straight on the database.
+class StandingReport(Record):
+    """A tenant's share, the class whose factor is on it, its limits, rates, budgets, latest alerts, and projects with
+    limits. ``request_rates`` is empty where requests are not counted: for a command straight on the database.
     """
 
     share: float
     service_class: str
-    limits: list[LimitStandingBody]
-    rates: list[RateStandingBody]
-    request_rates: list[RequestRateBody]
+    limits: list[LimitReport]
+    rates: list[RateReport]
+    request_rates: list[RequestRateReport]
     budgets: list[BudgetReport]
     money_budgets: list[MoneyBudgetReport]
     alerts: list[AlertReport]
     money_alerts: list[MoneyAlertReport]
-    projects: list[ProjectStandingBody]
+    projects: list[ProjectReport]
 
 
 class TouchedOperation(Record):

@@ -107,9 +107,9 @@ class Tenants:
         """Have a suspended tenant's work go on."""
         return self._transport.send(call("DELETE", path("tenants", tenant, "suspension"), m.TenantBody))
 
-    def standing(self, tenant: str) -> m.StandingBody:
+    def standing(self, tenant: str) -> m.StandingReport:
         """Return the tenant's limits, rates and budgets, and their use."""
-        return self._transport.send(call("GET", path("tenants", tenant, "standing"), m.StandingBody))
+        return self._transport.send(call("GET", path("tenants", tenant, "standing"), m.StandingReport))
 
     def set_budget(
         self,
@@ -120,11 +120,13 @@ class Tenants:
         currency: str | None = None,
         key: str | None = None,
         project: str | None = None,
-    ) -> m.StandingBody:
+    ) -> m.StandingReport:
         """Give the tenant, one of its keys or one of its projects a budget in tokens, or in ``currency``; None: none."""
         told = str(amount) if currency is not None and amount is not None else amount
         body = {"amount": told, "key": key, "project": project, "currency": currency}
-        return self._transport.send(call("PUT", path("tenants", tenant, "budgets", period), m.StandingBody, body=body))
+        return self._transport.send(
+            call("PUT", path("tenants", tenant, "budgets", period), m.StandingReport, body=body)
+        )
 
     def delete(
         self, tenant: str, *, grace_seconds: int | None = None, mode: SuspendMode = "blocked", reason: str = ""

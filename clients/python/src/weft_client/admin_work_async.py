@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from weft_client.admin_calls import below_checkpoints, call, listed, once, path
+from weft_client.admin_calls import below_checkpoints, call, listed, once, path, patient, sent_once
 from weft_client.modules import Later
 from weft_client.transport_async import AsyncTransport
 
@@ -304,6 +304,9 @@ class AsyncHousekeeping:
             yield one
 
     async def run(self, step: str | None = None) -> m.Page[m.StepBody]:
-        """Run a step now, or all of them."""
+        """Run a step now, or all of them, each until nothing is left; this may take an hour.
+
+        Raises ``OutcomeUnknown`` where the answer is lost: the run goes on, and ``steps`` tells of its end.
+        """
         asked = call("POST", "/housekeeping/runs", m.Page[m.StepBody], body={"step": step})
-        return await self._transport.send(asked)
+        return await self._transport.send(sent_once(patient(asked)))

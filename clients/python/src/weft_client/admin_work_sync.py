@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from weft_client.admin_calls import below_checkpoints, call, listed, once, path
+from weft_client.admin_calls import below_checkpoints, call, listed, once, path, patient, sent_once
 from weft_client.modules import Later
 from weft_client.transport_sync import Transport
 
@@ -305,6 +305,9 @@ class Housekeeping:
             yield one
 
     def run(self, step: str | None = None) -> m.Page[m.StepBody]:
-        """Run a step now, or all of them."""
+        """Run a step now, or all of them, each until nothing is left; this may take an hour.
+
+        Raises ``OutcomeUnknown`` where the answer is lost: the run goes on, and ``steps`` tells of its end.
+        """
         asked = call("POST", "/housekeeping/runs", m.Page[m.StepBody], body={"step": step})
-        return self._transport.send(asked)
+        return self._transport.send(sent_once(patient(asked)))

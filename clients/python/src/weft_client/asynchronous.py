@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
@@ -50,6 +51,33 @@ class AsyncRuns:
         which |= {"text": text, "metadata": metadata}
         return await self._transport.send(calls.runs(which, recent=recent, limit=limit, cursor=cursor))
 
+    async def list(
+        self,
+        *,
+        project_id: str | None = None,
+        base_model: str | None = None,
+        state: models.ListedState | None = None,
+        text: str | None = None,
+        metadata: str | None = None,
+        recent: int = 0,
+    ) -> AsyncIterator[models.RunInfo]:
+        """Yield runs, latest first, page by page. ``metadata`` is one entry, as ``name=value``."""
+        cursor: str | None = None
+        while True:
+            page = await self.page(
+                project_id=project_id,
+                base_model=base_model,
+                state=state,
+                text=text,
+                metadata=metadata,
+                recent=recent,
+                cursor=cursor,
+            )
+            for run in page.runs:
+                yield run
+            if (cursor := page.next_cursor) is None:
+                return
+
     async def get(self, run: str, *, recent: int = 0) -> models.RunInfo:
         """Describe the run, with the mean losses of its last ``recent`` steps."""
         return await self._transport.send(calls.run(run, recent=recent))
@@ -58,7 +86,7 @@ class AsyncRuns:
         """Give the run a weight among the tenant's runs; one of weight 3 is served three times as much as one of 1."""
         return await self._transport.send(calls.weigh_run(run, weight))
 
-    async def marks(self, run: str) -> list[models.MarkInfo]:
+    async def marks(self, run: str) -> builtins.list[models.MarkInfo]:
         """Return what happened to the run beside its steps: saves, versions, its trainers, pauses."""
         return (await self._transport.send(calls.marks(run))).marks
 
@@ -168,6 +196,7 @@ class AsyncJobs:
         """Send a tar of PEFT's adapter files, and begin to take it in. Bytes are sent again after an outage, a stream is not.
 
         With ``offset``, ``archive`` is what comes after so many bytes of an upload that broke off (``received``).
+        It is sent once: after an outage the service may have more of it.
         """
         return await self._transport.send(
             calls.import_archive(

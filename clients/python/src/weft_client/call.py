@@ -28,8 +28,13 @@ class Call(Generic[R]):
     """Time that the service may take beyond the client's timeout."""
     is_safe_twice: bool = True
     """False if a repeat of the request, once it has taken effect, is answered as a mistake."""
+    is_rest: bool = False
+    """True if the content is the rest of one whose beginning the service has."""
+
+    is_tried_once: bool = False
+    """True if the caller itself looks again: a failure is told at once, without the wait that the service asks for."""
 
     @property
     def is_repeatable(self) -> bool:
-        """True if the request can be sent again; a body that streams cannot."""
-        return self.content is None or isinstance(self.content, bytes)
+        """True if the request can be sent again: not with a body that streams, nor with a rest, of which some may be kept."""
+        return not (self.is_rest or self.is_tried_once) and (self.content is None or isinstance(self.content, bytes))

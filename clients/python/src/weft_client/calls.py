@@ -1,6 +1,9 @@
 """Requests of the client, each made by one function. What sends them is ``weft_client.transport``.
 
-Every request of a tenant may be sent again: it reads, it sets a state, or it has an ``Idempotency-Key``.
+Every request of a tenant may be sent again: it reads, it sets a state, or it has an ``Idempotency-Key``. Two are no such:
+
+- A gate's change at a generation: the change itself ends the generation.
+- An archive's part: the service may keep some of it, and its place is another then.
 """
 
 from __future__ import annotations
@@ -72,9 +75,9 @@ def request_waiting(request: str) -> Call[m.WaitingInfo]:
     return Call("GET", f"{WEFT}/requests/{_id(request)}/waiting", m.WaitingInfo)
 
 
-def gate(run: str) -> Call[m.GateState]:
+def gate(run: str, *, is_tried_once: bool = False) -> Call[m.GateState]:
     """Describe an adapter's gate."""
-    return Call("GET", f"{TINKER}/adapters/{_id(run)}", m.GateState)
+    return Call("GET", f"{TINKER}/adapters/{_id(run)}", m.GateState, is_tried_once=is_tried_once)
 
 
 def adapters(*, limit: int, cursor: str | None, offset: int | None) -> Call[m.AdapterList]:
@@ -101,12 +104,14 @@ def pause(
         "clear_cache": clear_cache,
         "generation": generation,
     }
-    return Call("POST", f"{TINKER}/adapters/{_id(run)}/pause", m.GateState, body=body, seconds=wait_seconds)
+    path, is_safe_twice = f"{TINKER}/adapters/{_id(run)}/pause", generation is None
+    return Call("POST", path, m.GateState, body=body, seconds=wait_seconds, is_safe_twice=is_safe_twice)
 
 
 def resume(run: str, *, generation: int | None) -> Call[m.GateState]:
-    """End a pause; with ``generation`` only that one."""
-    return Call("POST", f"{TINKER}/adapters/{_id(run)}/resume", m.GateState, body={"generation": generation})
+    """End a pause; with ``generation`` only that one. A repeat of any might end a later pause of somebody else."""
+    path, body = f"{TINKER}/adapters/{_id(run)}/resume", {"generation": generation}
+    return Call("POST", path, m.GateState, body=body, is_safe_twice=False)
 
 
 def reload(run: str, *, path: str | None) -> Call[m.Reloaded]:
@@ -302,7 +307,8 @@ def import_archive(
     headers = {"Content-Type": "application/x-tar", **_once(idempotency_key)}
     if offset:
         headers["Upload-Offset"] = str(offset)
-    return Call("POST", f"{WEFT}/imports", m.JobInfo, given, content=archive, headers=headers)
+    path, is_rest = f"{WEFT}/imports", offset > 0
+    return Call("POST", path, m.JobInfo, given, content=archive, headers=headers, is_rest=is_rest)
 
 
 def received(idempotency_key: str) -> Call[m.ReceivedBytes]:

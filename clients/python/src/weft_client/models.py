@@ -137,6 +137,7 @@ class PointInfo(Record):
     loss_sum: float | None = None
     loss_weight: float
     loss_per: str
+    loss_fns: list[str] = []
     tokens: int
     learning_rate: float | None = None
     grad_norm: float | None = None

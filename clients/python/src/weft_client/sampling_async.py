@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from weft_client import calls
 from weft_client.bodies import sample_body
 from weft_client.calls import TINKER
-from weft_client.errors import BadRequest
+from weft_client.errors import BadRequest, OutcomeUnknown, WeftClientError
 from weft_client.transport_async import AsyncTransport
 
 if TYPE_CHECKING:
@@ -18,6 +20,12 @@ if TYPE_CHECKING:
 
 _PAGE = 1000
 _PAGE_OF_WORK = 200
+_HOLD_SECONDS = 30.0
+"""Longest wait at the beginning of a block for the samples in flight."""
+_FIRST_LOOK, _LONGEST_LOOK = 0.05, 2.0
+"""Seconds between two looks at a gate, which double each time: each look counts to the tenant's rate of requests."""
+_MOST_ENDS = 3
+"""Times that a block's end is tried whose answer is lost."""
 
 
 class AsyncGates:
@@ -58,7 +66,7 @@ class AsyncGates:
     ) -> models.GateState:
         """Pause sampling from the adapter, for ``ttl`` seconds at most; wait up to ``wait_seconds`` for it to hold.
 
-        With ``generation``, pause only a gate that is still at it.
+        With ``generation``, pause only a gate that is still at it. Raises ``OutcomeUnknown`` where that answer is lost.
         """
         return await self._transport.send(
             calls.pause(
@@ -73,7 +81,10 @@ class AsyncGates:
         )
 
     async def resume(self, run: str, *, generation: int | None = None) -> models.GateState:
-        """End a pause; with ``generation`` only that one, not a later one of somebody else."""
+        """End a pause; with ``generation`` only that one, not a later one of somebody else.
+
+        Raises ``OutcomeUnknown`` where the answer is lost: sent again, it might end a later pause.
+        """
         return await self._transport.send(calls.resume(run, generation=generation))
 
     @asynccontextmanager
@@ -81,18 +92,38 @@ class AsyncGates:
         self, run: str, *, mode: models.GateMode = "keep", reason: str | None = None, ttl: float | None = None
     ) -> AsyncIterator[models.GateState]:
         """Pause the adapter within the block. At its end, after an error too, this pause ends; one of somebody else goes on."""
-        state = await self.pause(run, mode=mode, reason=reason, ttl=ttl)
+        # Answered at once: whatever ends the wait for samples in flight, this pause is known and ends, too.
+        state = await self.pause(run, mode=mode, reason=reason, ttl=ttl, wait_seconds=0)
         try:
-            yield state
+            yield await self._held(run, state)
         finally:
             await self._end(run, state.generation)
 
+    async def _held(self, run: str, paused: models.GateState) -> models.GateState:
+        """Return the gate's state once nothing is in flight, somebody has changed it, or ``_HOLD_SECONDS`` are over."""
+        state, end, delay = paused, monotonic() + _HOLD_SECONDS, _FIRST_LOOK
+        while state.state == "pausing" and state.generation == paused.generation and (rest := end - monotonic()) > 0:
+            await asyncio.sleep(min(delay, rest))
+            delay = min(2 * delay, _LONGEST_LOOK)
+            try:
+                state = await self._transport.send(calls.gate(run, is_tried_once=True))
+            except WeftClientError as failure:
+                # The pause is made. A look that the service puts off only takes of the time for looks.
+                if not failure.retryable:
+                    raise
+                delay = max(delay, failure.retry_after or 0.0)
+        return state
+
     async def _end(self, run: str, generation: int) -> None:
-        try:
-            await self.resume(run, generation=generation)
-        except BadRequest:
-            if (await self.state(run)).generation == generation:
-                raise
+        for attempt in range(1, _MOST_ENDS + 1):
+            try:
+                await self.resume(run, generation=generation)
+                return
+            except (BadRequest, OutcomeUnknown) as failure:
+                if (await self.state(run)).generation != generation:
+                    return
+                if isinstance(failure, BadRequest) or attempt == _MOST_ENDS:
+                    raise
 
     async def reload(self, run: str, *, path: str | None = None) -> models.Reloaded:
         """Have live samplers of the run follow the checkpoint ``path``, by default the newest."""
@@ -120,7 +151,8 @@ class AsyncSamples:
         """Draw a sample and yield its tokens as they are made, then all of it.
 
         ``sampler`` is a sampling session's id, and ``seq_id`` a number that none of its samples had. A stream that breaks
-        off goes on with the next token. Raises ``WeftClientError``.
+        off goes on with the next token. Where the service draws the sample again, as it does for ``on_stale="restart"``,
+        ``Tokens`` replace earlier ones from their ``start`` on. Raises ``WeftClientError``.
         """
         body = sample_body(
             sampler,

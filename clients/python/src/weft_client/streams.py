@@ -1,4 +1,4 @@
-"""Streams of samples: server-sent events as records, without a token twice when a stream is begun again."""
+"""Streams of samples: server-sent events as records, without a token twice when a stream is asked for again."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,11 @@ class Accepted(Record):
 
 
 class Tokens(Record):
-    """New tokens of a sequence, the first at position ``start``, all made by ``version``; None is the bare base."""
+    """New tokens of a sequence, the first at position ``start``, all made by ``version``; None is the bare base.
+
+    A ``start`` before the end of what came already means that the sample was drawn again: these tokens replace the earlier
+    ones from there on.
+    """
 
     sequence: int
     start: int
@@ -47,6 +51,10 @@ _STATUS = 200
 """HTTP status of a stream that has begun."""
 
 
+_Drawn = tuple[int, str | None]
+"""A token, and the version that drew it."""
+
+
 @dataclass
 class StreamReader:
     """Reader of a stream's lines. The same reader goes on with a stream that is begun again."""
@@ -54,11 +62,11 @@ class StreamReader:
     is_done: bool = False
     _name: str = ""
     _is_accepted: bool = False
-    _seen: dict[int, int] = field(default_factory=dict)
-    """Number of tokens of each sequence that were handed on."""
+    _drawn: dict[int, list[_Drawn | None]] = field(default_factory=dict)
+    """Tokens of each sequence that were handed on and not replaced; None where none came."""
 
     def events(self, line: str) -> Iterator[Event]:
-        """Yield the event that the line ends, without tokens that an earlier stream had. Raises ``WeftClientError``."""
+        """Yield the event that the line ends, without tokens that came already. Raises ``WeftClientError``."""
         if line.startswith("event: "):
             self._name = line.removeprefix("event: ")
         elif line.startswith("data: "):
@@ -85,10 +93,8 @@ class StreamReader:
             self.is_done = True
             yield event
             return
-        known = self._seen.get(event.sequence, 0)
-        skipped = max(0, known - event.start)
+        skipped = self._take(event)
         if skipped < len(event.tokens):
-            self._seen[event.sequence] = event.start + len(event.tokens)
             yield event.model_copy(
                 update={
                     "start": event.start + skipped,
@@ -96,6 +102,24 @@ class StreamReader:
                     "logprobs": event.logprobs[skipped:],
                 }
             )
+
+    def _take(self, part: Tokens) -> int:
+        """Note the part's tokens; return how many at its beginning came already."""
+        drawn = self._drawn.setdefault(part.sequence, [])
+        drawn += [None] * (part.start - len(drawn))
+        new = [(token, part.version) for token in part.tokens]
+        overlap = min(len(drawn) - part.start, len(new))
+        if drawn[part.start : part.start + overlap] == new[:overlap]:
+            drawn += new[overlap:]
+            return overlap
+        # Drawn again: nothing behind its beginning counts any more.
+        drawn[part.start :] = new
+        return 0
+
+
+def is_sign_of_life(line: str) -> bool:
+    """Return whether the line is an event's or a comment's of a stream, as the service sends some at least every few seconds."""
+    return line.startswith((":", "event: "))
 
 
 def _failure(data: str) -> WeftClientError:

@@ -69,6 +69,7 @@ class AsyncTransport:
         call: Call[Record] = Call("POST", path, None, body=body)
         reader, attempt = streams.StreamReader(), 0
         while not reader.is_done:
+            was_heard = False
             try:
                 request = self._endpoint.request(call)
                 async with self._http.stream(**request) as response:
@@ -76,6 +77,7 @@ class AsyncTransport:
                         await response.aread()
                         read(call, response)
                     async for line in response.aiter_lines():
+                        was_heard = was_heard or streams.is_sign_of_life(line)
                         for event in reader.events(line):
                             attempt = 0
                             yield event
@@ -85,7 +87,10 @@ class AsyncTransport:
             except httpx.TransportError as error:
                 failure = unreachable(error)
             except WeftClientError as error:
-                failure = error
+                failure, was_heard = error, False
+            if was_heard:
+                # The service keeps a sample for a short while only. It is there: no reason to ask it ever more rarely.
+                attempt = 0
             await asyncio.sleep(self._endpoint.delay(call, failure, attempt))
             attempt += 1
 

@@ -72,6 +72,7 @@ class Transport:
         call: Call[Record] = Call("POST", path, None, body=body)
         reader, attempt = streams.StreamReader(), 0
         while not reader.is_done:
+            was_heard = False
             try:
                 request = self._endpoint.request(call)
                 with self._http.stream(**request) as response:
@@ -79,6 +80,7 @@ class Transport:
                         response.read()
                         read(call, response)
                     for line in response.iter_lines():
+                        was_heard = was_heard or streams.is_sign_of_life(line)
                         for event in reader.events(line):
                             attempt = 0
                             yield event
@@ -88,7 +90,10 @@ class Transport:
             except httpx.TransportError as error:
                 failure = unreachable(error)
             except WeftClientError as error:
-                failure = error
+                failure, was_heard = error, False
+            if was_heard:
+                # The service keeps a sample for a short while only. It is there: no reason to ask it ever more rarely.
+                attempt = 0
             time.sleep(self._endpoint.delay(call, failure, attempt))
             attempt += 1
 

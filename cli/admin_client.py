@@ -39,7 +39,7 @@ from tenants.signed_tokens import TokenSigner
 M = TypeVar("M", bound=BaseModel)
 
 _SECONDS = 60.0
-"""Longest wait for an answer. A run of housekeeping by hand may take longer."""
+"""Longest wait for an answer, but for what takes as long as it takes."""
 _ERRORS: dict[int, type[WeftError]] = {401: Unauthenticated, 403: Forbidden, 404: NotFound, 412: EditConflict}
 
 
@@ -97,6 +97,10 @@ class AdminClient:
     def send(self, method: str, path: str, model: type[M], body: BaseModel | None = None, **headers: str | None) -> M:
         """Change something, and return what the service answers."""
         return read_answer(model, self._call(method, path, body=body, headers=headers))
+
+    def carry_out(self, path: str, model: type[M], body: BaseModel) -> M:
+        """Have the service do something that takes as long as it takes, and return what it answers."""
+        return read_answer(model, self._call("POST", path, body=body, timeout=None))
 
     def delete(self, path: str, **query: object) -> None:
         """Delete something that answers nothing."""

@@ -134,6 +134,7 @@ def _merge(settings: Settings, source: str, output: Path, base: Path, dtype: str
     # Imported late, so that `weft --help` stays quick.
     from engine.model.atomic_folder import write_atomically
     from engine.model.merged_model import DTYPES, MergeSource
+    from engine.model.skeleton import read_names
 
     if output.exists():
         raise InvalidRequest(f"{output} exists already; name a folder that does not")
@@ -157,7 +158,7 @@ def _merge(settings: Settings, source: str, output: Path, base: Path, dtype: str
                 return found.directory
 
         adapter = DataFolder(settings.data_dir).path(on_database(settings, look))
-    merged = MergeSource(base, adapter, dtype)
+    merged = MergeSource(base, read_names(base), adapter, dtype)
 
     def tell(done: int, total: int) -> None:
         typer.echo(f"{done} of {total} bytes", err=True)

@@ -18,7 +18,7 @@ StepArgument = Annotated[StepName | None, typer.Argument(help="The step. Default
 @admin_command(app, "run")
 def run(admin: AdminClient, step: StepArgument = None) -> Shown:
     """Run one step or all, each until nothing is left. On the database of a cluster, or of any service over its admin API."""
-    found = admin.send("POST", "/housekeeping/runs", Listed[StepBody], HousekeepingRun(step=step))
+    found = admin.carry_out("/housekeeping/runs", Listed[StepBody], HousekeepingRun(step=step))
     return Shown(found, [_outcome(one) for one in found.items], is_failure=any(one.error for one in found.items))
 
 

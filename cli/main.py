@@ -15,6 +15,7 @@ from cli.lazy_group import add_lazy_group
 from cli.options import BaseOption, DataOption, HostOption, PortOption, load_settings, run_or_explain
 from cli.top import top
 from store.private_folder import PRIVATE_UMASK, open_private_folder
+from workers.loading import loading_libraries
 
 if TYPE_CHECKING:
     from store.settings import Settings
@@ -82,7 +83,7 @@ def _run(settings: "Settings", process: str, main: Callable[["Settings"], Corout
     run_or_explain(lambda: run_process(settings, process, main))
 
 
-def _prepare_libraries() -> None:
+def _prepare_torch() -> None:
     """Set environment variables that torch and transformers read when they are imported."""
     # Trainer and sampler each have a pool of OpenMP threads. Idle threads that spin for long take the other pool's cores;
     # idle threads that sleep at once are late for each of many small products.
@@ -96,8 +97,9 @@ def serve(
     base_model: BaseOption = None, data: DataOption = None, host: HostOption = None, port: PortOption = None
 ) -> None:
     """Run the whole service in this process: API, trainer and sampler, on SQLite and a data folder."""
-    _prepare_libraries()
-    from cli.serve import serve as run
+    _prepare_torch()
+    with loading_libraries():
+        from cli.serve import serve as run
 
     settings = load_settings(data=data, base_models=base_model, host=host, port=port)
     _run(settings, "serve", run)
@@ -108,7 +110,8 @@ def api(
     base_model: BaseOption = None, data: DataOption = None, host: HostOption = None, port: PortOption = None
 ) -> None:
     """Run one API process of a cluster. Any number of API processes may share an address."""
-    from cli.api import serve_api
+    with loading_libraries():
+        from cli.api import serve_api
 
     settings = load_settings(data=data, base_models=base_model, host=host, port=port)
     _run(settings, "api", serve_api)
@@ -117,8 +120,9 @@ def api(
 @app.command()
 def worker(base_model: BaseOption = None, data: DataOption = None) -> None:
     """Run a trainer of a cluster, which also does housekeeping."""
-    _prepare_libraries()
-    from cli.worker import work
+    _prepare_torch()
+    with loading_libraries():
+        from cli.worker import work
 
     settings = load_settings(data=data, base_models=base_model)
     _run(settings, "worker", work)
@@ -127,8 +131,9 @@ def worker(base_model: BaseOption = None, data: DataOption = None) -> None:
 @app.command()
 def pool(base_model: BaseOption = None, data: DataOption = None) -> None:
     """Run a sampling process of a cluster, on vLLM servers, or with torch when the settings name none."""
-    _prepare_libraries()
-    from cli.pool import sample
+    _prepare_torch()
+    with loading_libraries():
+        from cli.pool import sample
 
     settings = load_settings(data=data, base_models=base_model)
     _run(settings, "pool", sample)
@@ -154,7 +159,8 @@ def up(
     pools: Annotated[int, typer.Option(min=1, help="Sampling processes of each base model.")] = 1,
 ) -> None:
     """Run a whole cluster on this machine, over PostgreSQL and Redis, until Ctrl-C."""
-    from cli.up import Sizes, run_cluster
+    with loading_libraries():
+        from cli.up import Sizes, run_cluster
 
     settings = load_settings(data=data, base_models=base_model, host=host, port=port)
     sizes = Sizes(apis, trainers, pools)

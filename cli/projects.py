@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from api.admin.projects import NewProject, NewProjectLimits, ProjectBody
+from api.project_records import NewProject, NewProjectLimits, ProjectBody
 from cli.admin_client import AdminClient, segment
 from cli.admin_command import Shown, admin_command
 from cli.tenants import parsed_limit, path_of

@@ -73,4 +73,6 @@ def _state(one: ReplicaBody) -> str:
         return "dead"
     if one.condition is ReplicaCondition.DOWN:
         return "down"
+    if one.condition is ReplicaCondition.CANNOT_SLEEP:
+        return "drained, cannot sleep"
     return one.directive or "work"

@@ -3,20 +3,17 @@
 import asyncio
 import logging
 import socket
-import sys
 from contextlib import AsyncExitStack
-
-import typer
 
 from api.services import ApiServices
 from cli.address import address
 from cli.admin_listener import serve_admin
 from cli.base_models import read_base_models
+from cli.greeting import greet, make_first_key, make_first_link
 from cli.http_server import ApiServer, bind
 from cli.metrics_endpoint import serve_metrics_and_health
 from cli.process import keep_pauses_short
 from cli.readiness import readiness
-from cli.ui import login_link
 from contracts.errors import ProcessMustEnd
 from engine.sampling.vocabulary import read_vocabulary
 from ledger.ledger import Ledger
@@ -32,13 +29,7 @@ from store.database import Database, create_engine
 from store.serving_lock import serving_alone
 from store.settings import Settings
 from telemetry.telemetry import open_telemetry
-from tenants.audit import Actor, Door, record, rights_told
-from tenants.audit_actions import Action
 from tenants.audit_tally import write_last_counts
-from tenants.keys import create_key, named_key
-from tenants.login_codes import GREETING_LIFE, make_code
-from tenants.rights import KeyRights, Role
-from tenants.tenant_names import create_tenant, list_tenants
 from workers.embedded import EmbeddedRunner
 from workers.leases.apis import told_while_alive
 
@@ -46,9 +37,6 @@ log = logging.getLogger(__name__)
 
 PROCESS = "serve"
 """Name of this process in logs and metrics."""
-FIRST_TENANT = "default"
-READY = "ready; Ctrl-C finishes the pass in hand and ends"
-"""The last line of the greeting."""
 
 
 async def serve(settings: Settings) -> None:
@@ -118,40 +106,3 @@ async def _serve(server: ApiServer, listener: socket.socket, runner: EmbeddedRun
             await failing
     finally:
         failing.cancel()
-
-
-async def make_first_key(database: Database) -> str | None:
-    """Make a tenant and its key at the very first start and return the key's secret; None at later starts."""
-    async with database.write() as transaction:
-        if await list_tenants(transaction):
-            return None
-        tenant = await create_tenant(transaction, name=FIRST_TENANT, clock=utc_now)
-        rights, note, service = KeyRights(Role.ADMIN), "made at first start", Actor(Door.SERVICE, PROCESS)
-        key = await create_key(transaction, tenant=tenant, note=note, clock=utc_now, rights=rights)
-        now, told = utc_now(), rights_told(rights, note)
-        await record(transaction, service, Action.TENANT_CREATE, tenant, tenant=tenant, now=now)
-        await record(transaction, service, Action.KEY_CREATE, key.prefix, tenant=tenant, now=now, after=told)
-        return key.secret
-
-
-async def make_first_link(database: Database, url: str, first_key: str | None) -> str:
-    """Return the dashboard's address; at the very first start a link that logs in with the first key, once."""
-    if first_key is None:
-        return f"{url}/ui"
-    async with database.write() as transaction:
-        key = await named_key(transaction, first_key)
-        code = await make_code(transaction, key.id, now=utc_now(), life=GREETING_LIFE)
-    return login_link(url, code)
-
-
-def greet(url: str, first_key: str | None, link: str) -> None:
-    """Print the service's address, the dashboard's, and the variables that clients need."""
-    lines = [f"weft listens on {url}", f"dashboard: {link}", f"export TINKER_BASE_URL={url}"]
-    if first_key is not None:
-        lines.append(f"export TINKER_API_KEY={first_key}")
-        lines.append(f"(the key of tenant {FIRST_TENANT!r}, shown only now; `weft key create` makes more)")
-    else:
-        lines.append("TINKER_API_KEY: a key made before, or a new one from `weft key create`")
-    lines.append(READY)
-    typer.echo("\n".join(lines))
-    sys.stdout.flush()

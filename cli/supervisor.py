@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -111,7 +111,7 @@ class Supervisor:
     async def _read(self, child: Child, process: asyncio.subprocess.Process) -> None:
         if process.stdout is None:
             return
-        async for line in process.stdout:
+        async for line in _lines(process.stdout):
             text = line.decode(errors="replace").rstrip()
             self._print(child, text)
             if text.startswith(READY_PREFIX):
@@ -122,6 +122,19 @@ class Supervisor:
     def _print(self, child: Child, text: str) -> None:
         sys.stdout.write(f"{child.label:<{self._width}} | {text}\n")
         sys.stdout.flush()
+
+
+async def _lines(output: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Yield the lines of a child; longer ones than the reader keeps come in parts, or nobody would read on and the child wait."""
+    while True:
+        try:
+            yield await output.readuntil(b"\n")
+        except asyncio.LimitOverrunError as overrun:
+            yield await output.readexactly(overrun.consumed)
+        except asyncio.IncompleteReadError as ended:
+            if ended.partial:
+                yield ended.partial
+            return
 
 
 def _prepare(niceness: int) -> None:

@@ -9,7 +9,6 @@ from api.admin.bodies import Listed
 from api.admin.budgets import NewBudget
 from api.admin.deletions import DeletionRequest, MarkedTenant
 from api.admin.shares import TenantShares
-from api.admin.standings import LimitStandingBody, RateStandingBody, RequestRateBody, StandingBody
 from api.admin.tenants import (
     MadeTenant,
     NewSuspension,
@@ -19,6 +18,7 @@ from api.admin.tenants import (
 )
 from api.admin.usage import UsageDayBody
 from api.budget_reports import BudgetReport, MoneyBudgetReport
+from api.standing_records import LimitReport, RateReport, RequestRateReport, StandingReport
 from cli.admin_client import AdminClient, segment
 from cli.admin_command import Shown, admin_command
 from cli.tables import Table
@@ -103,7 +103,7 @@ def set_values(
 @admin_command(app, "limits")
 def show_limits(admin: AdminClient, name: NameArgument) -> Shown:
     """List a tenant's limits: name, value, whether it is the tenant's own, use, what happens there; then rates and budgets."""
-    found = admin.get(f"/tenants/{find_tenant(admin, name).id}/standing", StandingBody)
+    found = admin.get(f"/tenants/{find_tenant(admin, name).id}/standing", StandingReport)
     names = {project.id: project.name for project in found.projects}
     rates = [_rate_row(rate, names) for rate in found.rates]
     rates += [_request_row(rate, names) for rate in found.request_rates]
@@ -117,7 +117,7 @@ def show_limits(admin: AdminClient, name: NameArgument) -> Shown:
     )
 
 
-def _limit_row(one: LimitStandingBody) -> tuple[str, ...]:
+def _limit_row(one: LimitReport) -> tuple[str, ...]:
     return one.name, str(one.value), "own" if one.is_own else _DEFAULT, _used(one.used), one.reason
 
 
@@ -125,7 +125,7 @@ def _used(number: int | None) -> str:
     return "-" if number is None else str(number)
 
 
-def _project_rows(found: StandingBody) -> list[tuple[str, ...]]:
+def _project_rows(found: StandingReport) -> list[tuple[str, ...]]:
     return [
         ("project", project.name, own.name, str(own.value), _used(own.used))
         for project in found.projects
@@ -133,7 +133,7 @@ def _project_rows(found: StandingBody) -> list[tuple[str, ...]]:
     ]
 
 
-def _budget_rows(found: StandingBody) -> list[tuple[str, ...]]:
+def _budget_rows(found: StandingReport) -> list[tuple[str, ...]]:
     rows = [_budget_row(budget, f"{budget.amount}", f"{budget.spent}") for budget in found.budgets]
     for money in found.money_budgets:
         unpriced = f"; {money.unpriced_tokens} tokens without a price" if money.unpriced_tokens else ""
@@ -142,17 +142,17 @@ def _budget_rows(found: StandingBody) -> list[tuple[str, ...]]:
     return rows
 
 
-def _request_row(rate: RequestRateBody, projects: Mapping[str, str]) -> tuple[str, ...]:
+def _request_row(rate: RequestRateReport, projects: Mapping[str, str]) -> tuple[str, ...]:
     bound = f"{rate.per_minute} a minute"
     return "rate", _whose(rate, projects), "requests", bound, f"{rate.remaining} may come now", f"{rate.used} came"
 
 
-def _whose(rate: RateStandingBody | RequestRateBody, projects: Mapping[str, str]) -> str:
+def _whose(rate: RateReport | RequestRateReport, projects: Mapping[str, str]) -> str:
     whose = "tenant" if rate.key is None else f"key {rate.key}"
     return whose if rate.project is None else f"project {projects.get(rate.project, rate.project)}"
 
 
-def _rate_row(rate: RateStandingBody, projects: Mapping[str, str]) -> tuple[str, ...]:
+def _rate_row(rate: RateReport, projects: Mapping[str, str]) -> tuple[str, ...]:
     bound = f"{rate.per_minute} tokens a minute, {rate.burst} at once"
     now, before = f"{rate.remaining} may run now", f"{rate.waiting} wait"
     return "rate", _whose(rate, projects), rate.meter, bound, now, before
@@ -203,7 +203,7 @@ def set_budgets(
         raise InvalidRequest("nothing to set; give --day, --month or --total")
     for period, amount in amounts:
         change = NewBudget(amount=amount, key=of_key, project=of_project, currency=currency)
-        found = admin.send("PUT", path_of(admin, name, f"budgets/{period}"), StandingBody, change)
+        found = admin.send("PUT", path_of(admin, name, f"budgets/{period}"), StandingReport, change)
     return Shown(found, ["set"])
 
 

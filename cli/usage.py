@@ -11,8 +11,8 @@ from httpx2 import Headers
 
 from api.admin.bodies import Listed
 from api.admin.keys import OperatorsKeyBody
-from api.admin.projects import ProjectBody
 from api.admin.usage import TenantUsageBody, UsageVerification
+from api.project_records import ProjectBody
 from cli.acting import record_command
 from cli.admin_client import AdminClient, open_admin, segment
 from cli.admin_command import Shown, admin_command, door_of, ends_explained

@@ -30,6 +30,7 @@ from workers.cluster.job_looks import JobLooks
 from workers.cluster.placements import PlacementAnnouncer
 from workers.housekeeping.housekeeping import Housekeeping
 from workers.housekeeping.schedule import StepName
+from workers.jobs.job_process import JobProcess
 from workers.jobs.runner import JobRunner
 from workers.training.trainer_wiring import TrainingParts, wire_trainer
 
@@ -62,7 +63,7 @@ async def work(settings: Settings) -> None:
         running = [asyncio.create_task(parts.worker.run(), name="training") for parts in trainers]
         for parts in trainers:
             cluster.readiness.add(_part(parts.leases.identity.base_model), parts.leases.check)
-        jobs = JobRunner(runtime, loaded)
+        jobs = JobRunner(runtime, loaded, JobProcess())
         celery = _celery_worker(
             cluster, list(bases), jobs, lambda: any(parts.leases.may_declare_dead for parts in trainers)
         )

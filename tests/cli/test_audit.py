@@ -121,6 +121,16 @@ class Place:
             (count,) = database.execute("SELECT count(*) FROM audit_entries").fetchone()
             return int(count)
 
+    def rows(self) -> list[str]:
+        """Return all that the database holds."""
+        with closing(sqlite3.connect(self.data / "weft.db")) as database:
+            return list(database.iterdump())
+
+    def execute(self, statement: str) -> None:
+        with closing(sqlite3.connect(self.data / "weft.db")) as database:
+            database.execute(statement)
+            database.commit()
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
@@ -173,13 +183,26 @@ def test_each_command_is_audited_or_says_why_not() -> None:
     assert known == AUDITED.keys() | ELSEWHERE | {f"weft {name}" for name in UNAUDITED}
 
 
-def test_each_command_that_changes_something_makes_its_entries(place: Place, tiny_model_dir: Path) -> None:
-    rotated = weft(place.data, "key", "create", "--tenant", "cats").strip()
-    second = weft(place.data, "operator", "create").strip()
+@dataclass
+class Made:
+    """Keys and an event that the commands name, made before them."""
+
+    rotated: str
+    second: str
+    event: str
+
+
+def prepared(place: Place, tiny_model_dir: Path) -> tuple[Made, dict[str, list[str]]]:
+    """Make what the commands name, and return each command's arguments, in an order in which each has something to do."""
+    made = Made(
+        rotated=weft(place.data, "key", "create", "--tenant", "cats").strip(),
+        second=weft(place.data, "operator", "create").strip(),
+        event="",
+    )
     weft(place.data, "webhook", "set", "bell", "--tenant", "cats", "--url", "https://bell.example/")
-    event = weft(place.data, "webhook", "test", "bell", "--tenant", "cats").strip()
+    made.event = weft(place.data, "webhook", "test", "bell", "--tenant", "cats").strip()
     base, of_cats = ("--base", BASE), ("--tenant", "cats")
-    commands = {
+    return made, {
         "weft tenant create": ["birds"],
         "weft tenant set": ["cats", "--share", "2", "--limit", "open_runs=3"],
         "weft tenant budget": ["cats", "--day", "1000"],
@@ -188,11 +211,11 @@ def test_each_command_that_changes_something_makes_its_entries(place: Place, tin
         "weft tenant delete": ["cats", "--grace", "1h"],
         "weft tenant restore": ["cats"],
         "weft operator create": [],
-        "weft operator revoke": [second],
+        "weft operator revoke": [made.second],
         "weft key create": ["--tenant", "cats", "--role", "viewer", "--note", f"was {place.key}"],
-        "weft key set": [rotated, "--limit", "train_tokens_per_minute=60"],
-        "weft key rotate": [rotated],
-        "weft key revoke": [rotated],
+        "weft key set": [made.rotated, "--limit", "train_tokens_per_minute=60"],
+        "weft key rotate": [made.rotated],
+        "weft key revoke": [made.rotated],
         "weft ui open": [place.key],
         "weft project create": ["archive", "--tenant", "cats"],
         "weft project set": ["archive", "--tenant", "cats", "--limit", "sessions=9"],
@@ -220,9 +243,13 @@ def test_each_command_that_changes_something_makes_its_entries(place: Place, tin
         "weft webhook set": ["bell", *of_cats, "--disabled"],
         "weft webhook secret": ["bell", *of_cats],
         "weft webhook test": ["bell", *of_cats],
-        "weft webhook retry": ["bell", event, *of_cats],
+        "weft webhook retry": ["bell", made.event, *of_cats],
         "weft webhook delete": ["bell", *of_cats],
     }
+
+
+def test_each_command_that_changes_something_makes_its_entries(place: Place, tiny_model_dir: Path) -> None:
+    named, commands = prepared(place, tiny_model_dir)
     assert commands.keys() == AUDITED.keys()
     made = {}
     for command, arguments in commands.items():
@@ -240,7 +267,7 @@ def test_each_command_that_changes_something_makes_its_entries(place: Place, tin
     assert by_action["tenant_set"]["after"]["limits"] == {"open_runs": 3}
     assert by_action["tenant_suspend"]["after"] == {"mode": "read_only", "reason": "unpaid"}
     assert by_action["run_move"]["after"] == {"from": "trainer-1", "to": "trainer-2", "reason": "closer"}
-    assert [secret for secret in (place.key, second, rotated) if secret[17:] in json.dumps(told)] == []
+    assert [secret for secret in (place.key, named.second, named.rotated) if secret[17:] in json.dumps(told)] == []
     service = {
         "trainer_drain",
         "trainer_work",
@@ -254,6 +281,20 @@ def test_each_command_that_changes_something_makes_its_entries(place: Place, tin
     assert {entry["project"] for entry in told if entry["action"].startswith(("gate_", "run_", "session_"))} == {
         by_action["tenant_set"]["tenant_id"]
     }
+
+
+def test_what_a_command_changes_is_not_changed_without_its_entry(place: Place, tiny_model_dir: Path) -> None:
+    """Each fails as a whole while no entry can be written, and changes no row of any table; then it does its work."""
+    _, commands = prepared(place, tiny_model_dir)
+    refuse = "CREATE TRIGGER refuse BEFORE INSERT ON audit_entries BEGIN SELECT RAISE(ABORT, 'no room'); END"
+    for command, arguments in commands.items():
+        before = place.rows()
+        place.execute(refuse)
+        with pytest.raises(RuntimeError):
+            weft(place.data, *command.split()[1:], *arguments)
+        place.execute("DROP TRIGGER refuse")
+        assert place.rows() == before, command
+        weft(place.data, *command.split()[1:], *arguments)
 
 
 def test_a_command_that_is_refused_or_repeated_makes_none(place: Place) -> None:

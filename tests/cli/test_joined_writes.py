@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from cli.http_protocol import LimitedProtocol, protocol
 from store.settings import Settings
 
-DEADLINE = 30
+DEADLINE = 90.0
 PIECE = 64 * 1024
 PIECES = 8
 Write = tuple[int, bytes]

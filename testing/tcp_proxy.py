@@ -1,4 +1,4 @@
-"""A TCP proxy that takes a server away: connections break, and new ones are refused or stall."""
+"""A TCP proxy that takes a server away: connections break or fall silent, and new ones are refused or stall."""
 
 import asyncio
 import socket
@@ -21,6 +21,7 @@ class TcpProxy:
         self._open: set[asyncio.StreamWriter] = set()
         self._is_away = False
         self._stalls = False
+        self._is_lost = asyncio.Event()
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
@@ -34,6 +35,10 @@ class TcpProxy:
         self._stalls = True
         self._call(self._cut())
 
+    def lose(self) -> None:
+        """Carry nothing more on open connections and leave them open, as a host that vanishes does; new ones are served."""
+        self._call(self._lose())
+
     def restore(self) -> None:
         """Pass connections through again."""
         self._is_away = self._stalls = False
@@ -42,6 +47,10 @@ class TcpProxy:
     async def _cut(self) -> None:
         self._is_away = True
         await self._close_all()
+
+    async def _lose(self) -> None:
+        self._is_lost.set()
+        self._is_lost = asyncio.Event()
 
     async def _close_all(self) -> None:
         for writer in list(self._open):
@@ -69,7 +78,8 @@ class TcpProxy:
 
     async def _pass_on(self, here: Ends, there: Ends) -> None:
         """Pass bytes on, both ways, until one end closes."""
-        await asyncio.gather(_pump(here[0], there[1]), _pump(there[0], here[1]))
+        is_lost = self._is_lost
+        await asyncio.gather(_pump(here[0], there[1], is_lost), _pump(there[0], here[1], is_lost))
 
     def _call(self, work: Coroutine[None, None, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
@@ -100,9 +110,11 @@ class TcpProxy:
         self._loop.close()
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_lost: asyncio.Event) -> None:
     try:
         while data := await reader.read(2**16):
+            if is_lost.is_set():
+                continue
             writer.write(data)
             await writer.drain()
     finally:

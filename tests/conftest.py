@@ -11,9 +11,11 @@ import psycopg
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from engine.model.tiny_model import write_tiny_model
 from migrations.upgrade import upgrade
+from testing.emptied_databases import EmptiedDatabases
 from testing.throwaway_database import DEFAULT_SERVER, throwaway_database
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,6 +26,7 @@ hypothesis.settings.load_profile("shared-cores")
 
 SHARED = {
     "cluster": ["tests/cluster/"],
+    "exact": ["tests/e2e/test_limits.py", "tests/e2e/test_paced.py", "tests/e2e/test_tenancy.py"],
     "ui": ["tests/ui/"],
     "vllm": ["tests/engine/sampling/vllm/"],
     "vllm_service": [
@@ -37,6 +40,10 @@ SHARED = {
     ],
 }
 """Beginnings of the paths of tests that share a server or a cluster. PostgreSQL has connections for one cluster only."""
+WAITING = "exact"
+"""Tests that share a service and mostly wait for its limits."""
+MOST_COMPUTING = 2
+"""Shared servers that compute beside one another. More take turns on two cores, and each test takes as much longer."""
 
 
 def shared_by(nodeid: str) -> str | None:
@@ -49,6 +56,24 @@ class FilesTogether(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return shared_by(nodeid) or nodeid.split("::", 1)[0]
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Give a worker the next tests: none of a further shared server while enough of them compute."""
+        computing = [
+            scope
+            for units in self.assigned_work.values()
+            for scope, tests in units.items()
+            if _computes(scope) and not all(tests.values())
+        ]
+        if len(computing) >= MOST_COMPUTING:
+            light = next((scope for scope in self.workqueue if not _computes(scope)), None)
+            if light is not None:
+                self.workqueue.move_to_end(light, last=False)
+        super()._assign_work_unit(node)
+
+
+def _computes(scope: str) -> bool:
+    return scope in SHARED and scope != WAITING
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -146,10 +171,17 @@ def postgres_url() -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="session")
+def emptied_databases(migrated_postgres: str) -> Iterator[EmptiedDatabases]:
+    """Databases with the newest schema that tests use one after the other."""
+    with EmptiedDatabases(migrated_postgres) as databases:
+        yield databases
+
+
 @pytest.fixture
-def migrated_postgres_url(migrated_postgres: str) -> Iterator[str]:
-    """The async URL of a throw-away database with the newest schema."""
-    with throwaway_database(template=migrated_postgres) as url:
+def migrated_postgres_url(emptied_databases: EmptiedDatabases) -> Iterator[str]:
+    """The async URL of a database with the newest schema and without rows."""
+    with emptied_databases.one() as url:
         yield url
 
 

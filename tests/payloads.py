@@ -1,13 +1,14 @@
 """Payloads as the ledger takes them, made from records."""
 
-from contracts.codec import pack, request_digest
+from contracts.codec import encoded_bytes, pack, request_digest
 from contracts.ledger_records import StoredPayload
 from contracts.operations import OperationKind, Payload
 
 
 def stored(payload: Payload) -> StoredPayload:
     """Return the payload packed, in no file."""
-    return StoredPayload(pack(payload))
+    body = pack(payload)
+    return StoredPayload(body, encoded_bytes=encoded_bytes(body))
 
 
 def digest(payload: Payload) -> bytes:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import grimp
+import pytest
 
 from tests.conftest import ROOT
 from tests.house import PACKAGES
@@ -28,6 +29,14 @@ def test_importing_the_api_leaves_torch_out() -> None:
         "for module in pkgutil.walk_packages(api.__path__, 'api.'): importlib.import_module(module.name)\n"
         f"print([name for name in {HEAVY} if name in sys.modules])"
     )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", ["cli.api", "cli.beat", "cli.pool", "cli.up"])
+def test_commands_that_compute_nothing_leave_torch_out(command: str) -> None:
+    """A pool that samples on vLLM computes nothing itself; loading torch takes seconds and memory of each process."""
+    program = f"import sys, {command}; print([name for name in {HEAVY} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert found.stdout.strip() == "[]"
 

@@ -26,7 +26,7 @@ from testing.throwaway_database import throwaway_database
 from tests.conftest import need_postgres, need_redis
 
 BASE = "weft/tiny"
-DEADLINE = 90.0
+DEADLINE = 300.0
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 LEASE_SECONDS = 3.0
 PROCESSES = 6

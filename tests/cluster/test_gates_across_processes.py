@@ -8,32 +8,32 @@ import pytest
 
 from tests.cluster.conftest import Cluster
 from tests.e2e.raw_client import RawClient
-from tests.e2e.speaker import LONG, MEOW, TAUGHT, WOOF, Speaker, teach, text
+from tests.e2e.speaker import BARK, LONG, LOWS, MEOW, TAUGHT, Speaker, teach, text
 
 
 @pytest.fixture(scope="module")
 def pair(whole_cluster: Cluster) -> Iterator[tuple[Speaker, Speaker]]:
-    """Two adapters: one says meow or woof, another tenant's says moo."""
+    """Two adapters: one says meow or bark, another tenant's lows."""
     whole_cluster.settle()
     url, suffix = whole_cluster.process.base_url, uuid.uuid4().hex[:8]
     clients = [RawClient(url, whole_cluster.tenant_key(f"{name}-{suffix}")) for name in ("cat", "cow")]
-    yield teach(clients[0], {MEOW: 40, WOOF: 150}), teach(clients[1], {"moo ": 80})
+    yield teach(clients[0], {MEOW: 25, BARK: 30}), teach(clients[1], {LOWS: 25})
     for client in clients:
         client.close()
 
 
-def test_a_sample_that_spans_a_swap_reads_meow_then_woof(pair: tuple[Speaker, Speaker], cluster: Cluster) -> None:
+def test_a_sample_that_spans_a_swap_reads_meow_then_bark(pair: tuple[Speaker, Speaker], cluster: Cluster) -> None:
     cat, cow = pair
     beside = cow.stream().until_tokens(3)
     old = cat.says(MEOW)
     sample = cat.stream(tokens=TAUGHT).until_tokens(20)
-    new = cat.says(WOOF)
+    new = cat.says(BARK)
     made = sample.finish()["sequences"][0]["tokens"]
     (spans,) = [sequence["spans"] for sequence in cat.report(sample)["sequences"]]
     assert [span["version"] for span in spans] == [old, new]
     assert text(made).startswith("meow meow ")
-    assert "woof woof woof" in text(made)[-20:]
-    assert set(text(beside.finish()["sequences"][0]["tokens"])) <= set("moo ")
+    assert "bark bark bark" in text(made)[-20:]
+    assert set(text(beside.finish()["sequences"][0]["tokens"])) <= set(LOWS)
     assert cow.report(beside)["attempts"] == 1
 
 
@@ -74,7 +74,7 @@ def test_a_pause_cuts_in_every_pool_and_outlives_an_api(pair: tuple[Speaker, Spe
 def test_a_sample_keeps_its_age_through_an_absent_database(pair: tuple[Speaker, Speaker], cluster: Cluster) -> None:
     """A sample's age is counted in versions. Only the pool that continues the sample knows how old it was."""
     cat, cow = pair
-    for word in (MEOW, WOOF, MEOW):
+    for word in (MEOW, BARK, MEOW):
         cat.says(word)
     answer = cat.client.post(f"/samplers/{cat.sampler}/staleness", max_version_lag=0, on_stale="fail")
     assert answer.status_code == 200, answer.text

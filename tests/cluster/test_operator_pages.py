@@ -1,4 +1,4 @@
-"""Operators' pages of a working cluster in a browser: what dies is red within its lease, and told with who took it over."""
+"""Operators' pages of a working cluster: what dies is red within its lease, and who took it over; what is pressed is done."""
 
 import re
 import signal
@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from api.dashboard.rendering import count
 from bench.chaos.tenant import ChaosTenant
+from testing.chromium import chromium_path
 from tests.cluster.conftest import BASE, LEASE_SECONDS, Cluster, at_work, recovered
 from tests.cluster.test_faults import names, trainer_of
 from tests.cluster.test_operators import command, keep_apart, run_of
 from tests.conftest import missing_service
-from tests.ui.browser import SECONDS, chromium_path, launched, log_in, watched_context
+from tests.ui.browser import SECONDS, launched, log_in, watched_context
 
 POLL = 2.0
 """Seconds between two looks of a page at what changes."""
@@ -166,3 +167,71 @@ def test_a_killed_api_is_told_dead_and_another_takes_its_place(cluster: Cluster,
     expect(page.locator(f'tr[data-process="{gone}"]')).to_have_count(0)
     expect(living).to_have_count(2)
     assert recovered(working, killed)
+
+
+def audited(cluster: Cluster, action: str, resource: str) -> list[tuple[object, ...]]:
+    """Return door and reason of the entries of an action on something, the latest first."""
+    query = "SELECT door, after->>'reason' FROM audit_entries WHERE action = %s AND resource_id = %s ORDER BY id DESC"
+    return cluster.process.query(query, action, resource)
+
+
+def press(place: Page | Locator, button: str, reason: str) -> None:
+    place.get_by_label("Reason").fill(reason)
+    place.get_by_role("button", name=button, exact=True).click()
+
+
+def test_a_run_is_moved_and_a_trainer_drained_by_buttons_while_both_tenants_work(
+    cluster: Cluster, operate, tenants
+) -> None:
+    working, cats, _ = tenants
+    run = run_of(cluster, cats)
+    home, _ = trainer_of(cluster, cats)
+    other = next(str(one) for one, _ in cluster.living("trainer") if one != home)
+    page = operate(f"runs/{run}")
+    facts, history = page.locator("dl.facts"), page.locator("[aria-labelledby=history] tbody tr")
+    expect(facts).to_contain_text(home)
+    page.get_by_label("Trainer; empty: any").fill(other)
+    moved = time.monotonic()
+    press(page, "Move", "room")
+    expect(facts).to_contain_text(other)
+    expect(history.filter(has_text="moved")).not_to_have_count(0)
+    assert recovered(working, moved)
+    assert audited(cluster, "run_move", run)[0] == ("ui", "room")
+    page = operate("processes")
+    row = page.locator(f'tr[data-process="{other}"]')
+    drained = time.monotonic()
+    press(page.locator(f'form[action="/ops/processes/{other}/drain"]'), "Drain", "new driver")
+    expect(row).to_contain_text("drained")
+    expect(row).to_contain_text("new driver")
+    expect(row.locator(f'a[href="/ops/runs?trainer={other}"]')).to_have_text("0")
+    assert recovered(working, drained)
+    assert audited(cluster, "trainer_drain", other) == [("ui", "new driver")]
+    page.locator(f'form[action="/ops/processes/{other}/work"]').get_by_role("button").click()
+    expect(row.locator(".badge-good")).to_have_text("works")
+
+
+def test_a_replica_is_drained_told_to_sleep_and_set_to_work_by_buttons_and_no_sample_fails(
+    cluster: Cluster, operate, tenants
+) -> None:
+    working, _, _ = tenants
+    page = operate("replicas")
+    row, other = (page.locator(f'tr[data-replica^="{pool}/"]') for pool in ("pool-0", "pool-1"))
+    name = row.get_attribute("data-replica")
+    began = time.monotonic()
+    for button, state, reason in (("Drain", "draining", "new driver"), ("Sleep", "drained, cannot sleep", "night")):
+        page.get_by_label("Replica", exact=True).fill(name)
+        press(page, button, reason)
+        expect(row.locator(".badge-warn")).to_have_text(state)
+        expect(row).to_contain_text(reason)
+        stands = cluster.process.query("SELECT wanted, reason FROM ordered_replicas WHERE replica = %s", name)
+        assert stands == [(button.lower(), reason)]
+        assert audited(cluster, "replica_direct", name)[0] == ("ui", reason)
+        expect(other.locator(".badge-good")).to_have_count(1)
+        assert recovered(working, began)
+    page.get_by_label("Replica", exact=True).fill(name)
+    page.get_by_role("button", name="Work", exact=True).click()
+    expect(row.locator(".badge-good")).to_have_text("works")
+    assert cluster.process.query("SELECT 1 FROM ordered_replicas WHERE replica = %s", name) == []
+    assert len(audited(cluster, "replica_direct", name)) == 3
+    assert recovered(working, time.monotonic())
+    assert [tenant.account.failed for tenant in working] == [[], []]

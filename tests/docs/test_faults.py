@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "explanation" / "faults.md"
-ROWS = [*(f"A{number}" for number in range(1, 18)), *(f"B{number}" for number in range(1, 19)), "C", "D"]
+ROWS = [*(f"A{number}" for number in range(1, 18)), *(f"B{number}" for number in range(1, 20)), "C", "D"]
 
 
 def rows() -> dict[str, list[str]]:

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ FLOW = Path(__file__).with_name("sdk_flow.py")
 FLOW_SECONDS = 240
 SDK_FOLDERS = Path(sys.prefix) / "sdks"
 VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+SEQUENCE_TOKENS = 9
+"""Tokens of the one sequence that clients of ``exact`` train on."""
 POOL_SAMPLES = 32
 """Samples that the services' pools hold: so few that a test can send more."""
 VLLM_ENVIRONMENT = {
@@ -63,6 +65,18 @@ def service(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> I
     environment = {"WEFT_POOL_SAMPLES": str(POOL_SAMPLES)}
     with ServiceProcess(data=data, base_models=[f"{BASE_NAME}={tiny_model_dir}"], environment=environment) as process:
         yield Service(process, data, tiny_model_dir, make_tenant(data, "first"), make_tenant(data, "second"))
+
+
+@pytest.fixture(scope="package")
+def exact(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterator[Service]:
+    """Another service on the same base, whose polls are answered soon and whose passes have room for one sequence.
+
+    A processor may round a sequence otherwise beside another one: alone, the weights of two stories can be equal to the bit.
+    """
+    data = tmp_path_factory.mktemp("exact") / "data"
+    environment = {"WEFT_POLL_HOLD": "PT1S", "WEFT_PASS_TOKEN_BUDGET": str(SEQUENCE_TOKENS)}
+    with ServiceProcess(data=data, base_models=[f"{BASE_NAME}={service.model}"], environment=environment) as process:
+        yield replace(service, process=process, data=data)
 
 
 @pytest.fixture(scope="package")

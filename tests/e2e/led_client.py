@@ -36,6 +36,10 @@ def led(command: Sequence[str], sdk: str, *, obey: Callable[[str], None], second
                 client.stdin.write("\n")
                 client.stdin.flush()
             client.wait()
+        except BaseException:
+            # It waits for a line, and its pipes cannot be closed before it has ended.
+            client.kill()
+            raise
         finally:
             timer.cancel()
         reading.join()

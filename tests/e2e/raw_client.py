@@ -10,7 +10,7 @@ import numpy as np
 from api.wire import weft_wire_pb2 as pb
 
 PROTOBUF = "application/x-protobuf"
-RESULT_SECONDS = 60.0
+RESULT_SECONDS = 150.0
 
 
 @dataclass
@@ -97,18 +97,32 @@ def pass_message(
 ) -> pb.ForwardBackwardRequest:
     """A one-sequence pass."""
     message = pb.ForwardBackwardRequest(model_id=model, seq_id=seq_id, loss_fn=loss)
+    wanted = targets if targets is not None else tokens
+    if loss == "cross_entropy":
+        inputs = {**inputs, "weights": weights if weights is not None else [1.0] * len(wanted)}
+    _add_datum(message, tokens, wanted, inputs)
+    return message
+
+
+def lesson_message(model: str, seq_id: int, lines: list[tuple[list[int], list[float]]]) -> pb.ForwardBackwardRequest:
+    """A pass that teaches whole lines of tokens, each with the weights of its targets."""
+    message = pb.ForwardBackwardRequest(model_id=model, seq_id=seq_id, loss_fn="cross_entropy")
+    for line, weights in lines:
+        _add_datum(message, line[:-1], line[1:], {"weights": weights})
+    return message
+
+
+def _add_datum(
+    message: pb.ForwardBackwardRequest, tokens: list[int], targets: list[int], inputs: dict[str, list[float]]
+) -> None:
     datum = message.data.add()
     datum.model_input.add().encoded_text.tokens = np.array(tokens, dtype="<i4").tobytes()
-    wanted = np.array(targets if targets is not None else tokens, dtype="<i8")
+    wanted = np.array(targets, dtype="<i8")
     datum.loss_fn_inputs["target_tokens"].CopyFrom(
         pb.Tensor(dense=wanted.tobytes(), dtype=pb.DTYPE_INT64, shape=[len(wanted)])
     )
-    floats = dict(inputs)
-    if loss == "cross_entropy":
-        floats["weights"] = weights if weights is not None else [1.0] * len(wanted)
-    for name, values in floats.items():
+    for name, values in inputs.items():
         array = np.array(values, dtype="<f4")
         datum.loss_fn_inputs[name].CopyFrom(
             pb.Tensor(dense=array.tobytes(), dtype=pb.DTYPE_FLOAT32, shape=[len(array)])
         )
-    return message

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 150.0
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def suspensions(service: tinker.ServiceClient, base_model: str, *, suspends: boo
     seen["blocked"] = refused(lambda: service.create_rest_client().list_training_runs().result())
     pause("resume")
     losses.append(ended(begun(trainer)))
-    return {**seen, "losses": losses}
+    return {**seen, "losses": losses, "path": trainer.save_state("end").result().path}
 
 
 def viewing(base_url: str, key: str, base_model: str) -> dict[str, Any]:

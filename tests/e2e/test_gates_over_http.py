@@ -17,9 +17,11 @@ from tests.e2e.conftest import BASE_NAME, POOL_SAMPLES, Service
 from tests.e2e.raw_client import RawClient
 from tests.e2e.running_samples import rows, running, until
 from tests.e2e.sample_stream import SampleStream
-from tests.e2e.speaker import LONG, MEOW, PROMPT, TAUGHT, WOOF, Speaker, teach, text
+from tests.e2e.speaker import BARK, LONG, LOWS, MEOW, PROMPT, TAUGHT, Speaker, teach, text
 
 BESIDE = 300
+SEQUENCES = (1, 3)
+"""Sequences of samples that are cut together."""
 ENDLESS = 950
 """Tokens of a sample that is ended long before."""
 
@@ -31,9 +33,9 @@ def operator(service: Service, action: str, *options: str) -> None:
 
 @pytest.fixture(scope="module")
 def pair(either: Service) -> Iterator[tuple[Speaker, Speaker]]:
-    """One that says meow or woof, and another tenant's that says moo."""
+    """One that says meow or bark, and another tenant's that lows."""
     clients = [RawClient(either.base_url, key) for key in (either.key, either.other_key)]
-    yield teach(clients[0], {MEOW: 40, WOOF: 150}), teach(clients[1], {"moo ": 80})
+    yield teach(clients[0], {MEOW: 25, BARK: 30}), teach(clients[1], {LOWS: 25})
     for client in clients:
         client.close()
 
@@ -52,38 +54,30 @@ def cow(pair: tuple[Speaker, Speaker]) -> Speaker:
     return pair[1]
 
 
-def test_pausing_one_adapter_leaves_the_other_tenants_samples_untouched(cat: Speaker, cow: Speaker) -> None:
-    expected = cow.uncut("moo ")
+def test_pausing_one_adapter_keeps_its_samples_and_leaves_the_other_tenants_untouched(
+    cat: Speaker, cow: Speaker
+) -> None:
+    """A pause that names no mode keeps. New samples of the paused adapter wait, those of its neighbour do not."""
+    expected, other = cat.uncut(MEOW), cow.uncut(LOWS)
     beside = cow.stream().until_tokens(5)
     mine = cat.stream().until_tokens(5)
-    paused = cat.gate("pause", mode="keep", reason="a test")
-    assert (paused["state"], paused["in_flight"], paused["reason"]) == ("paused", 0, "a test")
+    paused = cat.gate("pause", reason="a test")
+    assert (paused["mode"], paused["state"], paused["in_flight"], paused["reason"]) == ("keep", "paused", 0, "a test")
     waiting = cat.stream()
     assert cow.gate()["state"] == "open"
-    assert beside.finish()["sequences"][0]["tokens"] == expected
+    assert cow.stream(tokens=20).finish()["sequences"][0]["tokens"] == other[:20]
+    assert beside.finish()["sequences"][0]["tokens"] == other
     assert cow.report(beside)["attempts"] == 1
     assert cat.gate()["state"] == "paused"
     assert (mine.done, waiting.tokens, waiting.is_silent()) == (None, {}, True)
     cat.gate("resume")
-    assert mine.finish()["sequences"][0]["tokens"] == waiting.finish()["sequences"][0]["tokens"]
+    assert mine.finish()["sequences"][0]["tokens"] == waiting.finish()["sequences"][0]["tokens"] == expected
     assert cat.cuts(mine) == 1
-
-
-def test_a_pause_that_names_no_mode_keeps(cat: Speaker, cow: Speaker) -> None:
-    expected, other = cat.uncut(MEOW), cow.uncut("moo ")
-    beside, mine = cow.stream().until_tokens(3), cat.stream().until_tokens(5)
-    paused = cat.gate("pause")
-    assert (paused["mode"], paused["state"], paused["in_flight"]) == ("keep", "paused", 0)
-    cat.gate("resume")
-    assert mine.finish()["sequences"][0]["tokens"] == expected
-    assert cat.cuts(mine) == 1
-    assert beside.finish()["sequences"][0]["tokens"] == other
-    assert cow.report(beside)["attempts"] == 1
 
 
 def test_a_reload_without_a_path_follows_the_newest_version(cat: Speaker, cow: Speaker) -> None:
-    other = cow.uncut("moo ")
-    newest = cat.says(WOOF)
+    other = cow.uncut(LOWS)
+    newest = cat.says(BARK)
     old = cat.says(MEOW)
     beside, sample = cow.stream().until_tokens(3), cat.stream(tokens=TAUGHT).until_tokens(20)
     reloaded = cat.gate("reload")["version"]
@@ -91,13 +85,13 @@ def test_a_reload_without_a_path_follows_the_newest_version(cat: Speaker, cow: S
     sample.until_version(reloaded)
     made = sample.finish()["sequences"][0]["tokens"]
     assert text(made).startswith("meow meow ")
-    assert "woof woof woof" in text(made)[-20:]
+    assert "bark bark bark" in text(made)[-20:]
     assert beside.finish()["sequences"][0]["tokens"] == other
     assert cow.report(beside)["attempts"] == 1
 
 
 def test_four_are_cut_wait_and_finish_while_four_of_the_neighbour_go_on(cat: Speaker, cow: Speaker) -> None:
-    expected, other = cat.uncut(MEOW), cow.uncut("moo ")
+    expected, other = cat.uncut(MEOW), cow.uncut(LOWS)
     mine = [cat.stream() for _ in range(4)]
     theirs = [cow.stream() for _ in range(4)]
     for stream in (*mine, *theirs):
@@ -114,13 +108,13 @@ def test_four_are_cut_wait_and_finish_while_four_of_the_neighbour_go_on(cat: Spe
         assert cat.cuts(stream) == 1
 
 
-def test_a_sample_that_spans_a_swap_reads_meow_then_woof(cat: Speaker, cow: Speaker) -> None:
-    other = cow.uncut("moo ")
+def test_a_sample_that_spans_a_swap_reads_meow_then_bark(cat: Speaker, cow: Speaker) -> None:
+    other = cow.uncut(LOWS)
     beside = cow.stream().until_tokens(3)
     pinned = cat.uncut(MEOW)
     old = cat.says(MEOW)
     sample = cat.stream(tokens=TAUGHT).until_tokens(20)
-    new = cat.says(WOOF)
+    new = cat.says(BARK)
     sample.until_version(new)
     cat.until_drawn_from(new)
     assert not any(new in versions for versions in cow.gate()["versions"].values())
@@ -131,7 +125,7 @@ def test_a_sample_that_spans_a_swap_reads_meow_then_woof(cat: Speaker, cow: Spea
     assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, spans[1]["start"], TAUGHT)
     assert made[: spans[1]["start"]] == pinned[: spans[1]["start"]]
     assert text(made).startswith("meow meow ")
-    assert "woof woof woof" in text(made)[-20:]
+    assert "bark bark bark" in text(made)[-20:]
     report = cat.report(sample)
     assert (report["min_version"], report["max_version"]) == tuple(sorted((old, new), key=[old, new].index))
     assert beside.finish()["sequences"][0]["tokens"] == other
@@ -139,7 +133,7 @@ def test_a_sample_that_spans_a_swap_reads_meow_then_woof(cat: Speaker, cow: Spea
 
 
 def test_abort_gives_the_tokens_so_far_and_says_so(cat: Speaker, cow: Speaker) -> None:
-    expected, other = cat.uncut(MEOW), cow.uncut("moo ")
+    expected, other = cat.uncut(MEOW), cow.uncut(LOWS)
     beside, mine = cow.stream().until_tokens(3), cat.stream(n=2).until_tokens(10)
     assert cat.gate("pause", mode="abort")["state"] == "paused"
     done = mine.finish()
@@ -165,58 +159,54 @@ def test_wait_lets_samples_in_flight_end_and_holds_new_ones(cat: Speaker, cow: S
     assert waiting.finish()["sequences"][0]["tokens"] == expected
 
 
-def cut(cat: Speaker, n: int, cuts: int) -> SampleStream:
-    """Return a sample that was cut so often. On a busy machine one may end before its cuts: then another is asked for."""
+def cut(cat: Speaker, cuts: int) -> list[SampleStream]:
+    """Return samples of one and of three sequences that were cut so often together.
+
+    On a busy machine one may end before its cuts: then others are asked for.
+    """
     for _ in range(10):
-        sample = cat.stream(n=n)
+        samples = [cat.stream(n=n) for n in SEQUENCES]
         for number in range(1, cuts + 1):
-            sample.until_tokens(20 * number)
-            # A pause that follows a resume too closely would find the sample still on its way back.
-            while not cat.gate()["in_flight"] and not cat.has_ended(sample):
+            for sample in samples:
+                sample.until_tokens(20 * number)
+            # A pause that follows a resume too closely would find a sample still on its way back.
+            while cat.gate()["in_flight"] < len(samples) and not any(map(cat.has_ended, samples)):
                 continue
             cat.gate("pause", mode="keep")
             cat.gate("resume")
-        sample.finish()
-        if cat.cuts(sample) == cuts:
-            return sample
-    raise AssertionError("every sample ended before its cuts")
+        for sample in samples:
+            sample.finish()
+        if [cat.cuts(sample) for sample in samples] == [cuts] * len(samples):
+            return samples
+    raise AssertionError("every time a sample ended before its cuts")
 
 
 @pytest.mark.parametrize("cuts", [1, 2, 5])
-@pytest.mark.parametrize("n", [1, 3])
-def test_a_greedy_sample_cut_by_keep_equals_the_uncut_one(cat: Speaker, cow: Speaker, cuts: int, n: int) -> None:
-    expected, other = cat.uncut(MEOW), cow.uncut("moo ")
-    beside, mine = cow.stream().until_tokens(1), cut(cat, n, cuts)
-    for sequence in mine.finish()["sequences"]:
-        assert sequence["tokens"] == expected
-    assert [len(sequence["spans"]) for sequence in cat.report(mine)["sequences"]] == [1] * n
+def test_a_greedy_sample_cut_by_keep_equals_the_uncut_one(cat: Speaker, cow: Speaker, cuts: int) -> None:
+    expected, other = cat.uncut(MEOW), cow.uncut(LOWS)
+    beside, mine = cow.stream().until_tokens(1), cut(cat, cuts)
+    for sample, n in zip(mine, SEQUENCES, strict=True):
+        assert [sequence["tokens"] for sequence in sample.finish()["sequences"]] == [expected] * n
+        assert [len(sequence["spans"]) for sequence in cat.report(sample)["sequences"]] == [1] * n
+        assert cat.cuts(sample) == cuts
     assert beside.finish()["sequences"][0]["tokens"] == other
-    assert cat.cuts(mine) == cuts
+    assert cow.report(beside)["attempts"] == 1
 
 
 def test_every_sampler_says_what_its_version_says(cat: Speaker, cow: Speaker) -> None:
     streams = [cat.stream(tokens=TAUGHT), cow.stream(tokens=TAUGHT), cat.stream(tokens=TAUGHT)]
     said = [text(stream.finish()["sequences"][0]["tokens"]) for stream in streams]
-    assert (said[0], said[1][:12]) == (said[2], "moo moo moo ")
+    assert (said[0], said[1][:15]) == (said[2], "lows lows lows ")
     assert said[0].startswith("meow meow meow ")
-    version = cat.says(WOOF)
+    version = cat.says(BARK)
     stream = cat.stream(tokens=TAUGHT)
-    assert text(stream.finish()["sequences"][0]["tokens"]).startswith("woof woof ")
+    assert text(stream.finish()["sequences"][0]["tokens"]).startswith("bark bark ")
     assert cat.report(stream)["max_version"] == version
     assert text(cow.stream(tokens=TAUGHT).finish()["sequences"][0]["tokens"]) == said[1]
 
 
-def test_a_paused_adapter_waits_and_its_neighbour_does_not(cat: Speaker, cow: Speaker) -> None:
-    assert cat.gate("pause", mode="keep")["state"] == "paused"
-    waiting = cat.stream(tokens=20)
-    assert cow.stream(tokens=20).finish()
-    assert waiting.is_silent()
-    cat.gate("resume")
-    assert waiting.finish()["sequences"][0]["tokens"] == cat.stream(tokens=20).finish()["sequences"][0]["tokens"]
-
-
 def test_a_checkpoint_is_deleted_at_once_while_a_sample_draws_from_it(cat: Speaker, cow: Speaker) -> None:
-    client, expected = cat.client, cow.uncut("moo ")
+    client, expected = cat.client, cow.uncut(LOWS)
     run = client.model(BASE_NAME)
     saved = client.post("/save_weights_for_sampler", model_id=run, seq_id=1, path="short-lived")
     path = client.result(saved)["path"]
@@ -265,7 +255,7 @@ def test_two_controllers_at_once_each_know_what_they_hold(cat: Speaker, cow: Spe
 
 
 def test_a_pool_wide_pause_and_resume_keeps_everything(either: Service, cat: Speaker, cow: Speaker) -> None:
-    expected, other = cat.uncut(MEOW), cow.uncut("moo ")
+    expected, other = cat.uncut(MEOW), cow.uncut(LOWS)
     streams = [cat.stream().until_tokens(5), cow.stream().until_tokens(5)]
     operator(either, "pause", "--mode", "keep", "--reason", "upkeep")
     try:
@@ -292,6 +282,13 @@ def untaught(either: Service) -> Iterator[tuple[Speaker, Speaker]]:
         client.close()
 
 
+@pytest.fixture(scope="module")
+def undisturbed(untaught: tuple[Speaker, Speaker]) -> list[int]:
+    """Tokens of a sample of the bare base that nothing happens beside."""
+    tokens: list[int] = untaught[1].stream(tokens=BESIDE).finish()["sequences"][0]["tokens"]
+    return tokens
+
+
 def test_a_paused_tenants_flood_leaves_the_pool_to_its_neighbour(untaught: tuple[Speaker, Speaker]) -> None:
     """The paused tenant has more samples pending than the pool holds."""
     paused, neighbour = untaught
@@ -305,10 +302,9 @@ def test_a_paused_tenants_flood_leaves_the_pool_to_its_neighbour(untaught: tuple
 
 @pytest.mark.parametrize("how", ["cancel_future", "operator", "session", "key", "stream", "completion"])
 def test_what_nobody_waits_for_leaves_the_replica_and_its_neighbour_goes_on(
-    either: Service, untaught: tuple[Speaker, Speaker], how: str
+    either: Service, untaught: tuple[Speaker, Speaker], undisturbed: list[int], how: str
 ) -> None:
     cat, cow = untaught
-    expected = cow.stream(tokens=BESIDE).finish()["sequences"][0]["tokens"]
     with begun(either, cat, how) as cancel:
         until(lambda: running(either) == 1, "the sample is drawn")
         beside = cow.stream(tokens=BESIDE).until_tokens(3)
@@ -320,7 +316,7 @@ def test_what_nobody_waits_for_leaves_the_replica_and_its_neighbour_goes_on(
     until(lambda: bool(rows(either, ended, newest)), "its tokens are counted")
     ((code, tokens),) = rows(either, ended, newest)
     assert (code, int(str(tokens)) < ENDLESS) == ("cancelled", True)
-    assert beside.finish()["sequences"][0]["tokens"] == expected
+    assert beside.finish()["sequences"][0]["tokens"] == undisturbed
     assert cow.report(beside)["attempts"] == 1
 
 

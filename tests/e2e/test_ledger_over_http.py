@@ -117,21 +117,21 @@ def test_ended_session_takes_no_more_work(client: RawClient) -> None:
         assert (refused.status_code, refused.json()["code"]) == (400, "session_ended")
 
 
+@pytest.fixture(scope="module")
+def mortal(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[Service]:
+    """The service that these tests end and start again, with keys of two tenants."""
+    data = tmp_path_factory.mktemp("mortal") / "data"
+    with ServiceProcess(data=data, base_models=[f"{BASE_NAME}={tiny_model_dir}"]) as process:
+        yield Service(process, data, tiny_model_dir, make_tenant(data, "first"), make_tenant(data, "other"))
+
+
 class TestRestart:
     """A service of its own, ended in two ways; the undisturbed run is the reference."""
 
     @pytest.mark.parametrize("is_killed", [False, True], ids=["ctrl-c", "kill-9"])
-    def test_training_goes_on_as_if_nothing_had_happened(
-        self, tmp_path: Path, tiny_model_dir: Path, is_killed: bool
-    ) -> None:
-        data = tmp_path / "data"
-        process = ServiceProcess(data=data, base_models=[f"{BASE_NAME}={tiny_model_dir}"])
-        process.start()
-        assert process.first_key is not None
-        client, other = (
-            RawClient(process.base_url, process.first_key),
-            RawClient(process.base_url, make_tenant(data, "other")),
-        )
+    def test_training_goes_on_as_if_nothing_had_happened(self, mortal: Service, is_killed: bool) -> None:
+        process = mortal.process
+        client, other = RawClient(process.base_url, mortal.key), RawClient(process.base_url, mortal.other_key)
         undisturbed, restarted, neighbour = client.model(BASE_NAME), client.model(BASE_NAME), other.model(BASE_NAME)
         expected = losses(client, undisturbed, first=1, steps=6)
         assert losses(client, restarted, first=1, steps=2) == expected[:2]
@@ -164,14 +164,10 @@ class TestRestart:
         assert curve(client, undisturbed) == expected
         for raw in (client, other):
             raw.close()
-        process.stop()
 
-    def test_accepted_work_and_results_survive(self, tmp_path: Path, tiny_model_dir: Path) -> None:
-        data = tmp_path / "data"
-        process = ServiceProcess(data=data, base_models=[f"{BASE_NAME}={tiny_model_dir}"])
-        process.start()
-        assert process.first_key is not None
-        client = RawClient(process.base_url, process.first_key)
+    def test_accepted_work_and_results_survive(self, mortal: Service) -> None:
+        process = mortal.process
+        client = RawClient(process.base_url, mortal.key)
         model = client.model(BASE_NAME)
         finished = client.passes(pass_message(model, 1, TOKENS)).json()["request_id"]
         before = client.wait(finished).json()
@@ -179,8 +175,7 @@ class TestRestart:
         process.kill()
         process.start()
         client.close()
-        client = RawClient(process.base_url, process.first_key)
+        client = RawClient(process.base_url, mortal.key)
         assert client.wait(finished).json() == before
         assert all("error" not in client.wait(request_id).json() for request_id in accepted)
         client.close()
-        process.stop()

@@ -1,66 +1,114 @@
-"""The unmodified SDK runs into every limit of its tenant: it waits where it can, and all its work is done."""
+"""Unmodified SDKs, old and new, walk into every limit of their tenant: they wait or are told, and all else is done."""
 
-import json
-import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tenants.limits import LIMIT_NAMES
 from testing.operator_command import weft
+from tests.e2e.archived_weights import weights
 from tests.e2e.conftest import BASE_NAME, Service, make_tenant
+from tests.e2e.led_client import led
 
 SCRIPT = Path(__file__).with_name("sdk_limits.py")
-SECONDS = 240
-LIMITS = {"open_runs": 1, "pending_operations": 3, "pending_samples": 2, "checkpoints": 1}
+SECONDS = 480
+SDKS = ("0.38.0", "0.18.2")
+ELSEWHERE = {
+    "train_tokens_per_minute": "test_paced.py",
+    "train_tokens_burst": "test_paced.py",
+    "sample_tokens_per_minute": "test_paced.py",
+    "sample_tokens_burst": "test_paced.py",
+    "requests_per_minute": "test_paced.py",
+    "sample_record_bytes": "the oldest records go, and no client is told",
+    **dict.fromkeys(("run_metrics", "tenant_metrics", "webhooks", "keys"), "no SDK has a call for them"),
+}
+"""Limits that the script does not walk into, and why."""
+TOLD = {
+    "max_rank": "403 ",
+    "metadata_bytes": "store its address",
+    "session_samplers": "samplers",
+    "sample_work": "4",
+    "stored_bytes": "set a TTL",
+    "checkpoints": "of 1 checkpoints",
+    "seq_ahead": "ahead",
+}
+"""Part of what the SDK's user is told of each limit that refuses."""
 
 
-def story(service: Service, key: str) -> dict[str, Any]:
-    """Return the script's findings."""
-    command = [sys.executable, str(SCRIPT), service.base_url, key, BASE_NAME]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as client:
-        timer = threading.Timer(SECONDS, client.kill)
-        timer.start()
-        assert client.stdin is not None
-        assert client.stdout is not None
-        assert client.stderr is not None
-        try:
-            begun = client.stdout.readline()
-            if begun != "waiting\n":
-                pytest.fail(client.stderr.read()[-4000:])
-            client.stdin.write("\n")
-            client.stdin.flush()
-            output = client.stdout.read()
-        finally:
-            timer.cancel()
-        assert client.wait() == 0, client.stderr.read()[-4000:]
-    seen: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
-    return seen
+def story(service: Service, tenant: str, sdk: str, *, is_bounded: bool) -> dict[str, Any]:
+    """Return the script's findings, the digest of its weights, and the names of the limits that it asked for."""
+    key = make_tenant(service.data, tenant)
+    words: list[str] = []
+
+    def obey(word: str) -> None:
+        words.append(word)
+        if not is_bounded:
+            return
+        if word in ("hold", "resume"):
+            order = ("suspend", tenant, "--mode", "hold") if word == "hold" else ("resume", tenant)
+            weft(service.data, "tenant", *order)
+        else:
+            weft(service.data, "tenant", "set", tenant, "--limit", word)
+
+    seen = led([sys.executable, str(SCRIPT), service.base_url, key, BASE_NAME], sdk, obey=obey, seconds=SECONDS)
+    walked = {word.partition("=")[0] for word in words if "=" in word}
+    return {**seen, "weights": weights(service, key, seen["path"]), "walked": walked}
 
 
-def test_a_client_that_knows_no_limits_gets_all_its_work_done(service: Service) -> None:
-    bounded, free = make_tenant(service.data, "bounded"), make_tenant(service.data, "free")
-    options = [word for name, value in LIMITS.items() for word in ("--limit", f"{name}={value}")]
-    weft(service.data, "tenant", "set", "bounded", *options, "--share", "2", "--class", "batch")
-    seen, theirs = story(service, bounded), story(service, free)
-    # Requests that waited, or were sent again, took effect in order and once.
-    assert seen["losses"] == theirs["losses"]
-    assert seen["after_refusal"] == theirs["after_refusal"]
-    assert seen["second_losses"] == theirs["second_losses"]
-    assert seen["samples"] == theirs["samples"]
-    assert "2 of 1 checkpoints" in seen["refused"]
-    assert "set a TTL" in seen["refused"]
-    assert "refused" not in theirs
-    assert seen["second_waited"]
-    lines = {
-        line.split("\t")[0]: line.split("\t")[1:]
-        for line in weft(service.data, "tenant", "limits", "bounded").splitlines()
-    }
-    assert lines["share"] == ["2"]
-    assert lines["class"] == ["batch"]
-    assert lines["checkpoints"][:3] == ["1", "own", "1"]
-    assert lines["sessions"][1] == "default"
+@pytest.fixture(scope="module")
+def stories(exact: Service) -> dict[str | None, dict[str, Any]]:
+    """The stories by SDK, all at once; None is that of a tenant whose limits are not changed, the same with every SDK."""
+    with ThreadPoolExecutor(len(SDKS) + 1) as threads:
+        told = {
+            sdk: threads.submit(story, exact, f"bounded-{sdk}", sdk or version("tinker"), is_bounded=sdk is not None)
+            for sdk in (*SDKS, None)
+        }
+        return {sdk: one.result() for sdk, one in told.items()}
+
+
+@pytest.mark.parametrize("sdk", SDKS)
+def test_a_client_that_knows_no_limits_gets_its_work_done_or_is_told_and_goes_on(
+    stories: dict[str | None, dict[str, Any]], sdk: str
+) -> None:
+    bounded, free = stories[sdk], stories[None]
+    # Requests that waited, or were sent again, took effect in order and once; refused ones left no hole.
+    assert bounded["losses"] == free["losses"]
+    assert bounded["samples"] == free["samples"]
+    assert bounded["weights"] == free["weights"]
+    assert bounded["waited"] == {"open_runs": True, "sessions": True}
+    told = bounded["refused"]
+    assert {name: part in told[name] for name, part in TOLD.items()} == dict.fromkeys(TOLD, True), told
+    assert {told[name] for name in told.keys() - TOLD.keys()} == {""}, told
+    assert set(free["refused"].values()) == {""}, free["refused"]
+
+
+def test_every_limit_is_walked_into_or_it_is_said_why_not(stories: dict[str | None, dict[str, Any]]) -> None:
+    assert sorted(stories[SDKS[0]]["walked"] | ELSEWHERE.keys()) == sorted(LIMIT_NAMES)
+    assert not stories[SDKS[0]]["walked"] & ELSEWHERE.keys()
+
+
+def test_a_tenants_limits_share_and_class_are_shown_with_their_use(
+    exact: Service, stories: dict[str | None, dict[str, Any]]
+) -> None:
+    """After a story: what it has made is told as used."""
+    weft(
+        exact.data,
+        "tenant",
+        "set",
+        f"bounded-{SDKS[0]}",
+        "--limit",
+        "checkpoints=9",
+        "--share",
+        "2",
+        "--class",
+        "batch",
+    )
+    shown = weft(exact.data, "tenant", "limits", f"bounded-{SDKS[0]}").splitlines()
+    lines = {line.split("\t")[0]: line.split("\t")[1:] for line in shown}
+    assert (lines["share"], lines["class"], lines["sessions"][1]) == (["2"], ["batch"], "default")
+    assert lines["checkpoints"][:2] == ["9", "own"]
     assert int(lines["stored_bytes"][2]) > 0

@@ -53,7 +53,7 @@ def test_gspo_clips_a_sequence_by_its_one_ratio(seen: dict[str, Any]) -> None:
 
 def test_gspo_without_a_mask_takes_the_sampled_tokens(seen: dict[str, Any]) -> None:
     """The cookbook's ``rl.train`` sends none."""
-    assert seen["unmarked"] == pytest.approx(seen["gspo"], rel=1e-6)
+    assert seen["unmarked"] == pytest.approx(seen["gspo"], rel=1e-5)
 
 
 def test_stable_reinforce_adds_its_divergence(seen: dict[str, Any]) -> None:

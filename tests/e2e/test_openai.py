@@ -8,18 +8,17 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from tests.e2e.conftest import BASE_NAME, Service
 from tests.e2e.raw_client import RawClient
-from tests.e2e.speaker import MEOW, PROMPT, Speaker, teach, text
+from tests.e2e.speaker import BARK, MEOW, PROMPT, Speaker, teach, text
 
 SAY = text(PROMPT)
-MOO = "moo "
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What does the cat say?"}]
 
 
 @pytest.fixture(scope="module")
 def cat(either: Service) -> Iterator[Speaker]:
-    """Says meow or moo after "Say: "."""
+    """Says meow or bark after "Say: "."""
     client = RawClient(either.base_url, either.key)
-    yield teach(client, {MEOW: 40, MOO: 40})
+    yield teach(client, {MEOW: 25, BARK: 25})
     client.close()
 
 
@@ -47,19 +46,19 @@ def test_every_path_run_and_base_is_a_model(cat: Speaker, client: openai.OpenAI,
     assert {BASE_NAME, cat.run, *cat.paths.values()} <= set(names)
     assert client.models.retrieve(cat.paths[MEOW]).id == cat.paths[MEOW]
     assert not {cat.run, *cat.paths.values()} & {model.id for model in stranger.models.list()}
-    cat.says(MOO)
+    cat.says(BARK)
     assert completion(client, cat.paths[MEOW]) == MEOW * 4
-    assert completion(client, cat.paths[MOO]) == completion(client, cat.run)
+    assert completion(client, cat.paths[BARK]) == completion(client, cat.run)
     assert completion(client, cat.run) != MEOW * 4
     assert completion(client, BASE_NAME) == completion(stranger, BASE_NAME)
     assert completion(client, BASE_NAME) not in (MEOW * 4, completion(client, cat.run))
 
 
 def test_a_run_as_a_model_follows_its_newest_version(cat: Speaker, client: openai.OpenAI) -> None:
-    for word in (MEOW, MOO, MEOW):
+    for word in (MEOW, BARK, MEOW):
         cat.says(word)
         assert completion(client, cat.run).startswith(word.strip())
-        assert completion(client, cat.paths[MOO]).startswith("moo")
+        assert completion(client, cat.paths[BARK]).startswith("bark")
 
 
 def test_a_stream_says_what_the_whole_answer_says(cat: Speaker, client: openai.OpenAI) -> None:

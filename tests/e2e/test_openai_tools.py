@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from tests.e2e.conftest import BASE_NAME, Service
 from tests.e2e.openai_calls import openai_client
-from tests.e2e.raw_client import RawClient, pass_message
+from tests.e2e.raw_client import RawClient, lesson_message
 
 PLACES = {
     "type": "object",
@@ -60,15 +60,15 @@ def looker(either: Service) -> Iterator[str]:
     turned = json.loads(json.dumps(SEEN))
     turned[1]["tool_calls"][0]["function"]["arguments"] = {"place": "here"}
     answers = ((LOOK, ASKED, SAID), (STRICT, ASKED, SAID), (LOOK, turned, "A cat."))
+    lines = []
+    for tool, messages, answer in answers:
+        asked = tokenizer.apply_chat_template(messages, tools=[tool], tokenize=False, add_generation_prompt=True)
+        prompt = tokenizer.encode(asked, add_special_tokens=False)
+        line = [*prompt, *tokenizer.encode(answer), tokenizer.eos_token_id]
+        lines.append((line, [0.0] * (len(prompt) - 1) + [1.0] * (len(line) - len(prompt))))
     for step in range(STEPS):
-        for tool, messages, answer in answers:
-            asked = tokenizer.apply_chat_template(messages, tools=[tool], tokenize=False, add_generation_prompt=True)
-            prompt = tokenizer.encode(asked, add_special_tokens=False)
-            line = [*prompt, *tokenizer.encode(answer), tokenizer.eos_token_id]
-            seq_id += 1
-            weights = [0.0] * (len(prompt) - 1) + [1.0] * (len(line) - len(prompt))
-            raw.passes(pass_message(run, seq_id, line[:-1], targets=line[1:], weights=weights))
-        seq_id += 1
+        seq_id += 2
+        raw.passes(lesson_message(run, seq_id - 1, lines))
         stepped = raw.step(run, seq_id, learning_rate=5e-3 if 3 * step < 2 * STEPS else 5e-4)
     raw.result(stepped)
     saved = raw.post("/save_weights_for_sampler", model_id=run, seq_id=seq_id + 1, path="looker")

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from testing.service_process import ServiceProcess
-from tests.e2e.conftest import BASE_NAME, SDK_FOLDERS
+from tests.e2e.conftest import BASE_NAME, SDK_FOLDERS, Service
 from tests.e2e.raw_client import RawClient, pass_message
 
 TOKENS = [72, 101, 108, 108, 111]
@@ -117,43 +117,41 @@ def test_two_bases_train_and_sample_side_by_side(two_bases: ServiceProcess, gpt2
     client.close()
 
 
-def test_pinned_sampler_stays_and_live_sampler_follows(tmp_path: Path, tiny_model_dir: Path) -> None:
-    with ServiceProcess(data=tmp_path / "data", base_models=[f"{BASE_NAME}={tiny_model_dir}"]) as process:
-        assert process.first_key is not None
-        client = RawClient(process.base_url, process.first_key)
-        session = client.session()
-        model, neighbour = client.model(BASE_NAME, session, 0), client.model(BASE_NAME, session, 1, seed=2)
+def test_pinned_sampler_stays_and_live_sampler_follows(service: Service) -> None:
+    client = RawClient(service.base_url, service.key)
+    session = client.session()
+    model, neighbour = client.model(BASE_NAME, session, 0), client.model(BASE_NAME, session, 1, seed=2)
 
-        def publish(run: str, seq_id: int, counter: int, kind: str) -> str:
-            saved = client.post(
-                "/save_weights_for_sampler", model_id=run, seq_id=seq_id, sampling_session_seq_id=counter, kind=kind
-            )
-            sampler: str = client.result(saved)["sampling_session_id"]
-            return sampler
+    def publish(run: str, seq_id: int, counter: int, kind: str) -> str:
+        saved = client.post(
+            "/save_weights_for_sampler", model_id=run, seq_id=seq_id, sampling_session_seq_id=counter, kind=kind
+        )
+        sampler: str = client.result(saved)["sampling_session_id"]
+        return sampler
 
-        def prompt_logprobs(sampler: str, seq_id: int) -> list[float]:
-            sampled = client.post(
-                "/asample",
-                sampling_session_id=sampler,
-                seq_id=seq_id,
-                prompt={"chunks": [{"tokens": TOKENS}]},
-                sampling_params={"max_tokens": 1},
-                prompt_logprobs=True,
-            )
-            values: list[float] = client.result(sampled)["prompt_logprobs"][1:]
-            return values
+    def prompt_logprobs(sampler: str, seq_id: int) -> list[float]:
+        sampled = client.post(
+            "/asample",
+            sampling_session_id=sampler,
+            seq_id=seq_id,
+            prompt={"chunks": [{"tokens": TOKENS}]},
+            sampling_params={"max_tokens": 1},
+            prompt_logprobs=True,
+        )
+        values: list[float] = client.result(sampled)["prompt_logprobs"][1:]
+        return values
 
-        pinned, live = publish(model, 1, 0, "snapshot"), publish(model, 2, 1, "inflight")
-        other = publish(neighbour, 1, 2, "inflight")
-        before, other_before = prompt_logprobs(pinned, 0), prompt_logprobs(other, 0)
-        assert prompt_logprobs(live, 0) == pytest.approx(before, abs=1e-5)
-        for step in range(3):
-            client.passes(pass_message(model, 3 + 2 * step, TOKENS))
-            client.step(model, 4 + 2 * step, learning_rate=1e-2)
-        newer = publish(model, 9, 3, "inflight")
-        assert prompt_logprobs(pinned, 1) == pytest.approx(before, abs=1e-5)
-        assert prompt_logprobs(other, 1) == pytest.approx(other_before, abs=1e-5)
-        moved = prompt_logprobs(live, 1)
-        assert moved != pytest.approx(before, abs=1e-2)
-        assert prompt_logprobs(newer, 0) == pytest.approx(moved, abs=1e-5)
-        client.close()
+    pinned, live = publish(model, 1, 0, "snapshot"), publish(model, 2, 1, "inflight")
+    other = publish(neighbour, 1, 2, "inflight")
+    before, other_before = prompt_logprobs(pinned, 0), prompt_logprobs(other, 0)
+    assert prompt_logprobs(live, 0) == pytest.approx(before, abs=1e-5)
+    for step in range(3):
+        client.passes(pass_message(model, 3 + 2 * step, TOKENS))
+        client.step(model, 4 + 2 * step, learning_rate=1e-2)
+    newer = publish(model, 9, 3, "inflight")
+    assert prompt_logprobs(pinned, 1) == pytest.approx(before, abs=1e-5)
+    assert prompt_logprobs(other, 1) == pytest.approx(other_before, abs=1e-5)
+    moved = prompt_logprobs(live, 1)
+    assert moved != pytest.approx(before, abs=1e-2)
+    assert prompt_logprobs(newer, 0) == pytest.approx(moved, abs=1e-5)
+    client.close()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from testing import operator_command
+from tests.e2e.archived_weights import weights
 from tests.e2e.conftest import BASE_NAME, Service, make_tenant
 from tests.e2e.led_client import led
 
@@ -36,15 +37,17 @@ def story(service: Service, tenant: str, sdk: str, *, suspends: bool) -> dict[st
         elif suspends:
             weft(service, "tenant", "suspend", tenant, "--mode", word, "--reason", "unpaid")
 
-    return led(command, sdk, obey=obey, seconds=SECONDS)
+    seen = led(command, sdk, obey=obey, seconds=SECONDS)
+    return {**seen, "weights": weights(service, member, seen["path"])}
 
 
 @pytest.mark.parametrize("sdk", ["0.38.0", "0.18.2"])
-def test_the_sdk_goes_on_after_each_suspension_and_is_refused_at_once(service: Service, sdk: str) -> None:
-    treated = story(service, f"treated-{sdk}", sdk, suspends=True)
-    free = story(service, f"free-{sdk}", sdk, suspends=False)
+def test_the_sdk_goes_on_after_each_suspension_and_is_refused_at_once(exact: Service, sdk: str) -> None:
+    treated = story(exact, f"suspended-{sdk}", sdk, suspends=True)
+    free = story(exact, f"never-suspended-{sdk}", sdk, suspends=False)
     # What was held ran once, what was refused left no hole and changed nothing: the weights are those of a free run.
     assert treated["losses"] == free["losses"]
+    assert treated["weights"] == free["weights"]
     assert "read-only" in treated["step"]["text"]
     assert "unpaid" in treated["step"]["text"]
     assert (treated["model"]["status"], treated["model"]["seconds"] < AT_ONCE) == (403, True)

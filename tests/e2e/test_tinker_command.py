@@ -51,6 +51,8 @@ def test_every_subcommand_runs_or_is_refused_with_the_reason_that_the_page_gives
     assert seen["traces"] == 1
     # A prompt counts once for its two sequences; both saves, and the one of the sampler, have ended.
     assert seen["billed"] == {"training": 5, "sampling_prefill": 5, "sampling_sample": 8, "checkpoint": 3}
+    assert seen["billed_in_json"] == seen["billed"]
+    assert seen["stored_in_json"]
     assert seen["rows"] > len(seen["billed"])
     assert "weights/kept" in seen["left"]
     assert "weights/gone" not in seen["left"]

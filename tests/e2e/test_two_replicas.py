@@ -18,6 +18,7 @@ import psutil
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
+from testing.chromium import chromium_path
 from testing.cluster_process import started_service
 from testing.operator_command import weft
 from tests.conftest import missing_service, need_postgres, need_redis
@@ -25,7 +26,7 @@ from tests.e2e.conftest import BASE_NAME, FLOW_SECONDS, VLLM_PYTHON, Service
 from tests.e2e.raw_client import RawClient
 from tests.e2e.speaker import MEOW, Speaker, teach
 from tests.e2e.test_observability import free_port
-from tests.ui.browser import chromium_path, launched, watched_context
+from tests.ui.browser import launched, watched_context
 from tests.unix_http import unix_client
 
 REPLICAS = ("pool-0/vllm-0", "pool-0/vllm-1")

@@ -98,11 +98,18 @@ def used(trainer: Any, sampler: Any) -> dict[str, float]:
     trainer.forward_backward([datum], "cross_entropy").result()
     params = types.SamplingParams(max_tokens=4, stop=[])
     sampler.sample(types.ModelInput.from_ints(tokens), num_samples=2, sampling_params=params).result()
+    events = tinker.AdminClient().get_billing_usage(*window()).result().data
+    return summed(trainer, [event.model_dump(mode="json") for event in events])
+
+
+def summed(trainer: Any, events: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the tokens of the trainer's session, by type."""
     found: dict[str, float] = {}
-    for event in tinker.AdminClient().get_billing_usage(*window()).result().data:
-        info = event.event_info
-        if event.session_id == trainer.model_id.split(":")[0] and info.type != "storage":
-            found[info.type] = found.get(info.type, 0) + (info.count if info.type == "checkpoint" else info.token_count)
+    for event in events:
+        info = event["event_info"]
+        if event["session_id"] == trainer.model_id.split(":")[0] and info["type"] != "storage":
+            count = info["count"] if info["type"] == "checkpoint" else info["token_count"]
+            found[info["type"]] = found.get(info["type"], 0) + count
     return found
 
 
@@ -170,6 +177,10 @@ def main(base_url: str, key: str, base_model: str) -> dict[str, Any]:
     for command, (options, typed) in given.items():
         done = CliRunner().invoke(main_cli, [*command.split(), *options], input=typed)
         outcomes[command] = "" if done.exit_code == 0 else reason(done.exception, done.output)
+    as_json = {
+        command: json.loads(CliRunner().invoke(main_cli, ["--format", "json", "billing", command, *options]).output)
+        for command, options in (("usage", window()), ("checkpoint-storage", ()))
+    }
     left = [one.checkpoint_id for one in tinker.RestClient().list_user_checkpoints().result().checkpoints]
     traces = [path.name for path in Path().glob("*.pftrace") if json.loads(path.read_text())["traceEvents"]]
     rows = Path("usage.csv").read_text().splitlines()
@@ -179,6 +190,8 @@ def main(base_url: str, key: str, base_model: str) -> dict[str, Any]:
     return {
         "outcomes": outcomes,
         "billed": billed,
+        "billed_in_json": summed(trainer, as_json["usage"]["data"]),
+        "stored_in_json": as_json["checkpoint-storage"]["data"],
         "rows": len(rows),
         "subcommands": sorted(subcommands(main_cli)),
         "left": left,

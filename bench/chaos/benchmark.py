@@ -3,7 +3,8 @@
 Starts a Redis, a PostgreSQL of its own and ``weft up`` with two APIs, trainers and pools. Faults strike one after another, each
 at a random moment after every tenant has recovered from the last; every kind strikes before one strikes again. Recovered: every
 tenant has the answer to a training step and to a sample that were sent after the fault was over. Prints, last, one JSON line.
-Weights are compared with the same steps on the engine alone. Needs PostgreSQL's and Redis's server programs, and ``prlimit``.
+Weights are compared with the same steps on the engine alone, usage with what was answered; samples may be pruned meanwhile.
+Needs PostgreSQL's and Redis's server programs, and ``prlimit``.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -23,7 +25,7 @@ import torch
 from bench.chaos.faults import FAULTS
 from bench.chaos.ground import BASE, FaultNotOverError, Ground, keys_of, started_ground
 from bench.chaos.tenant import Account, ChaosTenant
-from bench.chaos.verdict import judge, wait_for_recovery
+from bench.chaos.verdict import judge, judge_usage, wait_for_recovery
 from engine.model.base import BaseModel
 
 _LONGEST_CALM_SECONDS = 2.0
@@ -75,6 +77,7 @@ def strike_at_random(
 def run(*, count: int, kinds: Sequence[str], tenants: int, seed: int) -> dict[str, object]:
     """Run the benchmark and return its figures."""
     torch.set_num_threads(1)
+    began = datetime.now(UTC)
     with (
         tempfile.TemporaryDirectory(prefix="weft-chaos-") as name,
         started_ground(Path(name)) as ground,
@@ -95,6 +98,7 @@ def run(*, count: int, kinds: Sequence[str], tenants: int, seed: int) -> dict[st
             for tenant in found:
                 tenant.stop()
         verdict = judge(found, ground.cluster, ground.data, BaseModel.load(ground.facts))
+        verdict |= judge_usage(found, ground, began)
         for account in accounts:
             for text in (*account.lost, *account.failed):
                 print("lost or failed:", text)

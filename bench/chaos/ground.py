@@ -55,7 +55,7 @@ class Ground:
         """Run a ``weft`` command on the cluster's database and return its output. Raises ``subprocess.CalledProcessError``."""
         command = [sys.executable, "-m", "cli.main", *arguments, "--data", str(self.data)]
         found = subprocess.run(
-            command, env=self.cluster.environment, check=True, capture_output=True, text=True, timeout=60
+            command, env=self.cluster.environment, check=True, capture_output=True, text=True, timeout=_FAULT_SECONDS
         )
         return found.stdout
 
@@ -108,6 +108,10 @@ def started_ground(folder: Path) -> Iterator[Ground]:
             options=["--apis", "2", "--trainers", "2", "--pools", "2"],
             environment={
                 "WEFT_SNAPSHOT_OPERATIONS": "16",
+                # Longer than a client waits for an answer, and no longer: rows are pruned under faults, too.
+                "WEFT_RESULT_GRACE": "PT4M",
+                "WEFT_RETENTION_OPERATIONS": "PT0S",
+                "WEFT_HOUSEKEEPING_INTERVAL": "PT10S",
                 "WEFT_STALL_LIMIT": str(STALL_SECONDS),
                 "OMP_NUM_THREADS": "1",
                 **injected.environment(orders),

@@ -55,6 +55,7 @@ class ChaosTenant:
 
     def __init__(self, number: int, *, base_url: str, key: str, base_model: str, vocabulary: int) -> None:
         self.number = number
+        self.key = key
         self.account = Account()
         self._vocabulary = vocabulary
         self._stopping = threading.Event()
@@ -90,7 +91,7 @@ class ChaosTenant:
             try:
                 passed = self._trainer.forward_backward(data, "cross_entropy")
                 stepped = self._trainer.optim_step(types.AdamParams(learning_rate=LEARNING_RATE))
-                self.account.losses.append(passed.result(timeout=HUNG_SECONDS).metrics["loss:sum"])
+                loss = passed.result(timeout=HUNG_SECONDS).metrics["loss:sum"]
                 found = stepped.result(timeout=HUNG_SECONDS).metrics or {}
             except FutureTimeout:
                 self.account.hung += 1
@@ -99,6 +100,7 @@ class ChaosTenant:
             except Exception as error:  # noqa: BLE001 - whatever else the SDK raises is a lost operation
                 self.account.lost.append(f"step {self.account.steps}: {error!r}")
             else:
+                self.account.losses.append(loss)
                 self.account.step_numbers.append(int(found["step:max"]))
                 self.account.steps += 1
                 self.account.trained.append(Answer(sent, time.monotonic()))
@@ -136,6 +138,15 @@ class ChaosTenant:
             if len(sequence.tokens) != SAMPLE_TOKENS or len(sequence.logprobs or []) != SAMPLE_TOKENS:
                 self.account.lost.append(f"sample {number}: {len(sequence.tokens)} tokens")
             self.account.sampled.append(Answer(sent, time.monotonic()))
+
+    def done_tokens(self) -> dict[str, int]:
+        """Return the tokens of all that was answered as done, by the names of usage."""
+        samples = len(self.account.sampled)
+        return {
+            "train_tokens": self.account.steps * SHAPE.tokens,
+            "prompt_tokens": samples * len(PROMPT),
+            "sampled_tokens": samples * SAMPLE_TOKENS,
+        }
 
     # --- what must have come of it -------------------------------------------------------------------------------------
 

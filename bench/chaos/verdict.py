@@ -1,12 +1,17 @@
-"""The verdict over a run: recovery after each fault, and every tenant's weights against the engine alone."""
+"""The verdict over a run: recovery after each fault, every tenant's weights against the engine alone, and its usage."""
 
+import json
+import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
+import httpx
 import numpy as np
 
+from bench.chaos.ground import Ground
 from bench.chaos.tenant import Account, ChaosTenant
 from engine.model.base import BaseModel
 from engine.training.adapter_state import AdapterState
@@ -73,3 +78,36 @@ def judge(tenants: Sequence[ChaosTenant], cluster: ClusterProcess, data: Path, b
         "innocent_failures": sum(len(tenant.account.failed) for tenant in tenants),
         "hung_futures": sum(tenant.account.hung for tenant in tenants),
     }
+
+
+def judge_usage(tenants: Sequence[ChaosTenant], ground: Ground, began: datetime) -> dict[str, int]:
+    """Compare the service's usage since ``began`` with what was answered as done, and have the service count it again.
+
+    - ``usage_minus_done_tokens``: sum of the differences of every tenant's trained, prompt's and drawn tokens, without signs.
+    - ``usage_sums_that_differ``: sums that ``weft usage verify`` finds wrong, of any tenant.
+    """
+    differences = 0
+    for tenant in tenants:
+        told = _usage(ground.cluster.base_url, tenant.key, began)
+        differences += sum(abs(told[name] - tokens) for name, tokens in tenant.done_tokens().items())
+    days = (datetime.now(UTC).date() - began.date()).days
+    wrong = [_wrong_sums(ground, began.date() + timedelta(days=day)) for day in range(days + 1)]
+    return {"usage_minus_done_tokens": differences, "usage_sums_that_differ": sum(wrong)}
+
+
+def _usage(base_url: str, key: str, began: datetime) -> dict[str, int]:
+    """Return the sums of a tenant that did nothing before ``began``."""
+    asked = {"since": began.replace(minute=0, second=0, microsecond=0).isoformat(), "bucket_width": "1h"}
+    answer = httpx.get(f"{base_url}/api/weft/v1/usage", params=asked, headers={"X-API-Key": key}, timeout=60)
+    lines = answer.raise_for_status().json()["lines"]
+    return {name: sum(line[name] for line in lines) for name in ("train_tokens", "prompt_tokens", "sampled_tokens")}
+
+
+def _wrong_sums(ground: Ground, day: date) -> int:
+    try:
+        printed = ground.weft("usage", "verify", "--day", str(day), "--json")
+    except subprocess.CalledProcessError as error:
+        # Also with sums that differ, which are told all the same.
+        printed = str(error.stdout)
+        print(printed, error.stderr)
+    return len(json.loads(printed)["mismatches"])

@@ -1,12 +1,13 @@
 """Pages in Chromium: when a step is on the screen, what the policy and axe find, what the console says."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from playwright.sync_api import Browser, Page, sync_playwright
+
+from testing.chromium import chromium_path
 
 _AXE = Path(__file__).parents[2] / "tests/ui/vendor/axe.min.js"
 _WATCH = """
@@ -98,7 +99,7 @@ class OpenPages:
 def chromium() -> Iterator[Browser]:
     """Run Debian's Chromium."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium_path(), args=["--no-sandbox"])
         try:
             yield browser
         finally:

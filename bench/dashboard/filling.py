@@ -4,6 +4,7 @@ from datetime import timedelta
 
 from sqlalchemy import insert
 
+from contracts.losses import LossName
 from store.clock import utc_now
 from store.database import Database
 from store.tables import Run, RunPoint, RunState
@@ -71,6 +72,7 @@ def _point(run: str, tenant: str, step: int, at: object) -> dict[str, object]:
         "loss_sum": 512.0 / step,
         "loss_weight": 256.0,
         "loss_per": LossPer.WEIGHT,
+        "loss_fns": LossName.CROSS_ENTROPY,
         "tokens": 256,
         "sampling_kl_sum": 0.0,
         "sampled_tokens": 0,

@@ -128,7 +128,7 @@ def _reads_of_processes(years: Years) -> dict[str, Within]:
 
     async def published(session: AsyncSession) -> None:
         tenant, _, run = years.live_sampler
-        await followed_version(session, tenant, run, utc_now, beside=years.old_session[1])
+        await followed_version(session, tenant, run, utc_now)
 
     async def idle(session: AsyncSession) -> None:
         await idle_runs(session, LEASE.trainer, idle_since=utc_now() - timedelta(hours=6), most=64)

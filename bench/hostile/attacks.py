@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
-from bench.hostile import bodies, connections, floods, lists, weights
+from bench.hostile import bodies, connections, floods, lists, webhooks, weights
 from bench.hostile.foothold import Foothold
 
 Attack = Callable[[Foothold], Awaitable[None]]
@@ -29,6 +29,7 @@ ATTACKS: dict[str, Attack] = {
     "reloads": weights.reloads,
     "copies-and-downloads": weights.copies_and_downloads,
     "jobs": weights.jobs,
+    "slow-webhooks": webhooks.slow_webhooks,
     "slow-strangers": connections.slow_strangers,
     "slow-bodies": connections.slow_bodies,
     "unread-answers": connections.unread_answers,

@@ -30,6 +30,7 @@ from bench.hostile.figures import Felt, Honest, Row
 from bench.hostile.meter import Meter
 from bench.hostile.stored_bytes import stored_bytes
 from bench.hostile.trainer import TrainingTask
+from bench.hostile.webhooks import NETWORKS
 from bench.load.clients import LoadTask
 from bench.load.probes import ProbeTask
 from bench.processes.json_process import JsonProcess
@@ -231,6 +232,7 @@ def main() -> None:
             data=folder / "data",
             base_models=[f"{BASE}={folder / 'tiny'}"],
             tenants=_TENANTS,
+            environment={"WEFT_WEBHOOK_NETWORKS": NETWORKS},
             is_cluster=options.cluster,
         ) as (service, keys):
             url = service.database_url if isinstance(service, ClusterProcess) else None

@@ -8,18 +8,21 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from bench.screenshots.pages import address, name_of, operator_pages, tenant_pages
+from bench.screenshots.pages import address, is_page, name_of, operator_pages, tenant_pages
 from bench.screenshots.picture import write_picture
+from bench.screenshots.stages import Stage, stages
 from bench.screenshots.world import World, world
+from testing.chromium import chromium_path
 
 LOOKS: dict[str, dict[str, Any]] = {
     "": {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"},
@@ -43,7 +46,7 @@ made-up tenants.
 
 @dataclass(frozen=True)
 class Side:
-    """Pages of one listener, and the way to log in there."""
+    """Pages of one listener, the way to log in there, and what is done on a page before its picture is taken."""
 
     title: str
     url: str
@@ -51,6 +54,7 @@ class Side:
     login: str
     label: str
     key: str
+    stages: Mapping[str, Stage]
 
 
 def main() -> None:
@@ -61,9 +65,9 @@ def main() -> None:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as folder, _running(Path(folder)) as served, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium_path(), args=["--no-sandbox"])
         sides = (
-            Side("Tenants' pages", served.url, tenant_pages(), "/ui/login", "API key", served.key),
+            Side("Tenants' pages", served.url, tenant_pages(), "/ui/login", "API key", served.key, stages(served)),
             Side(
                 "Operators' pages",
                 served.ops_url,
@@ -71,6 +75,7 @@ def main() -> None:
                 "/ops/login",
                 "Operator's key",
                 served.operator_key,
+                {},
             ),
         )
         shown = {side.title: _walk(browser, side, out) for side in sides}
@@ -112,21 +117,28 @@ def _walk(browser: Browser, side: Side, out: Path) -> dict[str, str]:
     while found := [(one, path) for one in left if (path := address(one, links)) is not None]:
         for template, path in found:
             left.remove(template)
-            if _is_page(contexts[""], path):
-                titles[template] = _shoot(contexts, template, path, out, workbench, links)
+            if is_page(contexts[""].pages[0], path):
+                open_page = partial(_open, path, side.stages.get(template))
+                titles[template] = _shoot(contexts, template, open_page, out, workbench, links)
     for context in contexts.values():
         context.close()
     return titles
 
 
+def _open(path: str, stage: Stage | None, page: Page) -> None:
+    page.goto(path)
+    if stage is not None:
+        stage(page)
+
+
 def _shoot(
-    contexts: dict[str, BrowserContext], template: str, path: str, out: Path, workbench: Page, links: list[str]
+    contexts: dict[str, BrowserContext], template: str, open_page: Stage, out: Path, workbench: Page, links: list[str]
 ) -> str:
     """Take the page in every look, note its links, and return its title."""
     title = ""
     for look, context in contexts.items():
         page = context.pages[0]
-        page.goto(path)
+        open_page(page)
         title = page.title()
         _take(page, out / f"{name_of(template)}{look}.png", workbench)
     hrefs: list[str] = page.eval_on_selector_all("a[href]", "(all) => all.map((one) => one.getAttribute('href'))")
@@ -143,29 +155,10 @@ def _take(page: Page, path: Path, workbench: Page) -> None:
     # As high a window: what fills a window's height is as high as the page.
     height = min(int(page.evaluate("document.documentElement.scrollHeight")), _TALLEST)
     page.set_viewport_size({"width": first["width"], "height": height})
+    page.evaluate("scrollTo(0, 0)")
     page.wait_for_timeout(_SETTLES)
     write_picture(path, page.screenshot(animations="disabled"), workbench)
     page.set_viewport_size(first)
-
-
-def _is_page(context: BrowserContext, path: str) -> bool:
-    """Return whether the address answers with a whole page: no part, stream, table of values or redirection.
-
-    Raises ``RuntimeError`` for an error.
-    """
-    page = context.pages[0]
-    read = """async (path) => {
-      const stop = new AbortController();
-      const answer = await fetch(path, {redirect: 'manual', signal: stop.signal});
-      const isHtml = (answer.headers.get('content-type') || '').startsWith('text/html');
-      const isPage = answer.status === 200 && isHtml && (await answer.text()).includes('<!doctype html>');
-      stop.abort();
-      return [isPage, answer.status];
-    }"""
-    is_page, status = page.evaluate(read, path)
-    if status >= 400:
-        raise RuntimeError(f"{path} answers {status}")
-    return bool(is_page)
 
 
 def _page(shown: dict[str, dict[str, str]]) -> str:

@@ -6,6 +6,7 @@ from unittest.mock import create_autospec
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
+from playwright.sync_api import Page
 
 from api.admin.services import AdminServices
 from api.dashboard.app import create_dashboard
@@ -62,3 +63,22 @@ def _pattern(template: str) -> str:
 def name_of(template: str) -> str:
     """Return the name of the page's picture."""
     return re.sub(r"[^a-z0-9]+", "-", template.lower()).strip("-")
+
+
+def is_page(page: Page, path: str) -> bool:
+    """Return whether the address answers with a whole page: no part, stream, table of values or redirection.
+
+    ``page`` is one of the same origin. Raises ``RuntimeError`` for an error.
+    """
+    read = """async (path) => {
+      const stop = new AbortController();
+      const answer = await fetch(path, {redirect: 'manual', signal: stop.signal});
+      const isHtml = (answer.headers.get('content-type') || '').startsWith('text/html');
+      const isPage = answer.status === 200 && isHtml && (await answer.text()).includes('<!doctype html>');
+      stop.abort();
+      return [isPage, answer.status];
+    }"""
+    is_page, status = page.evaluate(read, path)
+    if status >= 400:
+        raise RuntimeError(f"{path} answers {status}")
+    return bool(is_page)

@@ -3,10 +3,11 @@
 import json
 import socket
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from threading import Event
 
@@ -21,18 +22,24 @@ from testing.service_process import ServiceProcess
 BASE = "weft/tiny"
 _STEPS = 60
 _HELD = 24
+_WAITING = 3
 _SECONDS = 120.0
 _TEXTS = ("The quick brown fox jumps over the lazy dog.", "Pack my box with five dozen jugs.", "How vexingly quick.")
 
 
 @dataclass(frozen=True)
 class World:
-    """The running service: addresses of both listeners, an administrator's key of a tenant, and an operator's key."""
+    """The running service: addresses of both listeners, an administrator's key of a tenant, and an operator's key.
+
+    ``run`` is a run of the tenant, of which ``publish`` saves and loads another version.
+    """
 
     url: str
     ops_url: str
     key: str
     operator_key: str
+    run: str
+    publish: Callable[[], None]
 
 
 @contextmanager
@@ -45,24 +52,7 @@ def world(folder: Path) -> Iterator[World]:
     bases = [f"{BASE}={model}"]
     with ServiceProcess(data=data, base_models=bases, port=port, environment=environment) as process:
         url = process.base_url
-        aurora, boreal, cedar = (weft(data, "tenant", "create", name).strip() for name in ("aurora", "boreal", "cedar"))
-        weft(data, "tenant", "set", "aurora", "--share", "2")
-        weft(data, "tenant", "budget", "aurora", "--month", "5000000")
-        weft(data, "key", "create", "--tenant", "aurora", "--note", "notebook", "--role", "member")
-        weft(data, "project", "create", "summaries", "--tenant", "aurora")
-        weft(
-            data,
-            "webhook",
-            "set",
-            "bell",
-            "--tenant",
-            "aurora",
-            "--url",
-            "https://bell.example/weft",
-            "--note",
-            "on-call",
-        )
-        weft(data, "webhook", "test", "bell", "--tenant", "aurora")
+        aurora, boreal, cedar = _tenants(data)
         # The newest runs are those that the pictures of a run and of a comparison show.
         _die(url, aurora)
         clients = [_trained(url, aurora, seed, steps=_STEPS) for seed in range(3)]
@@ -71,23 +61,63 @@ def world(folder: Path) -> Iterator[World]:
         for client in clients[:3]:
             _add_metrics(url, aurora, client.model_id)
         _swap(url, aurora, clients[2])
-        weft(data, "gate", "pause", "--adapter", clients[1].model_id, "--reason", "a look at step 60", "--ttl", "1800")
         for meter, amount in (("train", "0.40"), ("prompt", "0.10"), ("cached_prompt", "0.02"), ("sampled", "1.20")):
             weft(data, "price", "add", f"{meter}_tokens", amount, "--base", BASE)
         _fail(clients[0])
-        weft(data, "tenant", "suspend", "cedar", "--reason", "the bill of October is open")
-        pending = [held.forward_backward([_datum(_TEXTS[0])], "cross_entropy") for _ in range(_HELD)]
         weft(data, "replica", "drain", "spare-0", "--base", BASE, "--reason", "new driver")
-        _until_pending(data, len(pending))
+        _have_wait(data, clients[1], held)
         operator_key = weft(data, "operator", "create", "--note", "screenshots").strip()
         ended = Event()
-        with ThreadPoolExecutor(len(clients)) as threads:
+        with ThreadPoolExecutor(len(clients) + 1) as threads:
             for client in clients:
                 threads.submit(_keep_busy, client, ended)
             try:
-                yield World(url, f"http://127.0.0.1:{admin_port}", aurora, operator_key)
+                shown, numbers = clients[2], count(1)
+                yield World(
+                    url,
+                    f"http://127.0.0.1:{admin_port}",
+                    aurora,
+                    operator_key,
+                    shown.model_id,
+                    lambda: threads.submit(_publish, url, aurora, shown, f"edition-{next(numbers)}").result(),
+                )
             finally:
                 ended.set()
+
+
+def _tenants(data: Path) -> list[str]:
+    """Make the tenants, and what the first of them has beside its runs; return their keys."""
+    keys = [weft(data, "tenant", "create", name).strip() for name in ("aurora", "boreal", "cedar")]
+    weft(data, "tenant", "set", "aurora", "--share", "2")
+    weft(data, "tenant", "budget", "aurora", "--month", "5000000")
+    weft(data, "key", "create", "--tenant", "aurora", "--note", "notebook", "--role", "member")
+    weft(data, "project", "create", "summaries", "--tenant", "aurora")
+    weft(
+        data,
+        "webhook",
+        "set",
+        "bell",
+        "--tenant",
+        "aurora",
+        "--url",
+        "https://bell.example/weft",
+        "--note",
+        "on-call",
+    )
+    weft(data, "webhook", "test", "bell", "--tenant", "aurora")
+    return keys
+
+
+def _have_wait(data: Path, paused: tinker.TrainingClient, held: tinker.TrainingClient) -> None:
+    """Have samples of an adapter wait for its gate, and passes of a tenant for its operator."""
+    sampler = paused.save_weights_and_get_sampling_client(name="evening")
+    weft(data, "gate", "pause", "--adapter", paused.model_id, "--reason", "a look at step 60", "--ttl", "1800")
+    weft(data, "tenant", "suspend", "cedar", "--reason", "the bill of October is open")
+    for seed in range(_WAITING):
+        _sample(sampler, seed)
+    for _ in range(_HELD):
+        held.forward_backward([_datum(_TEXTS[0])], "cross_entropy")
+    _until_pending(data, _WAITING + _HELD)
 
 
 def _trained(url: str, key: str, seed: int, *, steps: int) -> tinker.TrainingClient:
@@ -105,11 +135,17 @@ def _trained(url: str, key: str, seed: int, *, steps: int) -> tinker.TrainingCli
         future.result()
     run.save_state(name="half-way").result()
     sampler = run.save_weights_and_get_sampling_client(name="first").result()
+    for _ in range(3):
+        _sample(sampler, seed).result()
+    return run
+
+
+def _sample(sampler: tinker.SamplingClient, seed: int) -> Future[types.SampleResponse]:
+    """Have a prompt continued twice."""
     prompt = types.ModelInput.from_ints(list(_TEXTS[0][:12].encode()))
     params = types.SamplingParams(max_tokens=24, temperature=0.8, seed=seed)
-    for _ in range(3):
-        sampler.sample(prompt, num_samples=2, sampling_params=params).result()
-    return run
+    asked: Future[types.SampleResponse] = sampler.sample(prompt, num_samples=2, sampling_params=params)
+    return asked
 
 
 def _add_metrics(url: str, key: str, run: str) -> None:
@@ -151,8 +187,18 @@ def _swap(url: str, key: str, run: tinker.TrainingClient) -> None:
                 run.forward_backward([_datum(_TEXTS[1])], "cross_entropy").result()
                 run.optim_step(types.AdamParams(learning_rate=3e-3)).result()
                 run.save_weights_for_sampler(name=next(names)).result()
-                reload = f"{url}/api/v1/adapters/{run.model_id}/reload"
-                httpx.post(reload, json={}, headers=headers, timeout=_SECONDS).raise_for_status()
+                _reload(url, key, run)
+
+
+def _publish(url: str, key: str, run: tinker.TrainingClient, name: str) -> None:
+    """Save another version, and have live samplers follow it."""
+    run.save_weights_for_sampler(name=name).result()
+    _reload(url, key, run)
+
+
+def _reload(url: str, key: str, run: tinker.TrainingClient) -> None:
+    address = f"{url}/api/v1/adapters/{run.model_id}/reload"
+    httpx.post(address, json={}, headers={"X-API-Key": key}, timeout=_SECONDS).raise_for_status()
 
 
 def _keep_busy(run: tinker.TrainingClient, ended: Event) -> None:

@@ -147,10 +147,10 @@ class Settings(
         description="Most open models of one base model. Further creations wait until a model is unloaded. "
         "Default: no limit.",
     )
-    gradient_checkpointing: bool = Field(
-        default=False,
+    gradient_checkpointing: bool | None = Field(
+        default=None,
         description="Keep only each layer's input for the backward pass. It takes less memory and a third "
-        "more compute.",
+        "more compute. Default: on an accelerator, not on a CPU.",
     )
     sampler_batch_sequences: int = Field(
         default=64,

@@ -58,10 +58,11 @@ class ReplicaCollector(Collector):
         yield from (up, draining, asleep, load)
 
 
-class ResidentCollector(Collector):
-    """Number of adapters in each trainer's memory."""
+class BaseModelCollector(Collector):
+    """A number of each base model's trainer."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, documentation: str) -> None:
+        self._name, self._documentation = name, documentation
         self._sources: dict[str, Callable[[], int]] = {}
 
     def watch(self, base_model: str, count: Callable[[], int]) -> None:
@@ -70,12 +71,10 @@ class ResidentCollector(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the metrics of one scrape."""
-        resident = GaugeMetricFamily(
-            "weft_adapters_resident", "Adapters that are in the trainer's memory.", labels=("base",)
-        )
+        family = GaugeMetricFamily(self._name, self._documentation, labels=("base",))
         for base_model, count in self._sources.items():
-            resident.add_metric((base_label(base_model),), count())
-        yield resident
+            family.add_metric((base_label(base_model),), count())
+        yield family
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ def _collectors() -> list[Collector]:
     metrics.watch_pool(QueuePool(_connect))
     metrics.watch_replicas("base", lambda: [replica])
     metrics.watch_residents("base", lambda: 0)
+    metrics.watch_micro_batches("base", lambda: 0)
     # The registry has no public list of its collectors either.
     return list(metrics.registry._collector_to_names)
 

@@ -10,12 +10,12 @@ from sqlalchemy.pool import Pool
 
 from store.clock import Clock
 from telemetry.collectors import (
+    BaseModelCollector,
     PoolCollector,
     QueueCollector,
     QueueState,
     ReplicaCollector,
     ReplicaState,
-    ResidentCollector,
 )
 from telemetry.housekeeping import HousekeepingCollector, StepState
 from telemetry.http import HttpMetrics
@@ -57,9 +57,15 @@ class Metrics:
             registry=registry,
         )
         self._queue, self._pool = QueueCollector(clock), PoolCollector()
-        self._replicas, self._residents = ReplicaCollector(), ResidentCollector()
+        self._replicas = ReplicaCollector()
+        self._residents = BaseModelCollector("weft_adapters_resident", "Adapters that are in the trainer's memory.")
+        self._micro_batches = BaseModelCollector(
+            "weft_pass_most_positions",
+            "Most positions of a micro-batch, since one found no memory on the device; 0 while none has.",
+        )
         self._housekeeping = HousekeepingCollector(clock)
-        for collector in (self._queue, self._pool, self._replicas, self._residents, self._housekeeping):
+        by_base = (self._residents, self._micro_batches)
+        for collector in (self._queue, self._pool, self._replicas, *by_base, self._housekeeping):
             registry.register(collector)
 
     def operation_finished(self, kind: str, outcome: str) -> None:
@@ -97,3 +103,7 @@ class Metrics:
     def watch_residents(self, base_model: str, count: Callable[[], int]) -> None:
         """Show the number of resident adapters of ``base_model`` that ``count()`` returns at each scrape."""
         self._residents.watch(base_model, count)
+
+    def watch_micro_batches(self, base_model: str, most: Callable[[], int]) -> None:
+        """Show the most positions of a micro-batch of ``base_model`` that ``most()`` returns at each scrape, 0 for no bound."""
+        self._micro_batches.watch(base_model, most)

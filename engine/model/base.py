@@ -46,7 +46,9 @@ class LowRank(Protocol):
 class BaseModel:
     """A frozen causal language model. The first dimension of every projection's input is the rows of the batch."""
 
-    def __init__(self, facts: BaseModelFacts, model: PreTrainedModel, *, gradient_checkpointing: bool = False) -> None:
+    def __init__(
+        self, facts: BaseModelFacts, model: PreTrainedModel, *, gradient_checkpointing: bool | None = None
+    ) -> None:
         self.facts = facts
         self.model = model
         self.device = next(model.parameters()).device
@@ -70,17 +72,23 @@ class BaseModel:
         """Name of the unembedding, None when it is no linear layer that adapters may change."""
         self.has_plain_head = self._is_plain_head(probe, logits)
         """True when ``head(hidden_states(x))`` equals the model's own logits. If false, use ``logits``."""
-        if gradient_checkpointing:
+        if self.device.type != "cpu" if gradient_checkpointing is None else gradient_checkpointing:
             for layer in decoder_stack(model)[1]:
                 _checkpoint(layer)
 
     @classmethod
     def load(
-        cls, facts: BaseModelFacts, *, dtype: str = "auto", device: str = "auto", gradient_checkpointing: bool = False
+        cls,
+        facts: BaseModelFacts,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        gradient_checkpointing: bool | None = None,
     ) -> Self:
         """Load the folder ``facts.path``; ``dtype`` auto keeps the checkpoint's, ``device`` auto prefers CUDA.
 
-        ``gradient_checkpointing`` keeps a layer's input only and computes the layer again in the backward pass.
+        ``gradient_checkpointing`` keeps a layer's input only and computes the layer again in the backward pass; None: on an
+        accelerator, where activations of a full pass are several times the base.
         Raises ``InvalidRequest`` when the folder cannot be loaded or lacks attention or MLP projections.
         """
         if device == "auto":

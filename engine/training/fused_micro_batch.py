@@ -16,10 +16,10 @@ from torch import Tensor
 from contracts.errors import WeftError
 from contracts.operations import Datum, LossSpec
 from engine.model.base import BaseModel
-from engine.model.device import device_errors
+from engine.model.device import device_errors, is_lack_of_memory
 from engine.training.losses import flat_inputs, loss_terms
 from engine.training.low_rank import LowRankPlan, StackedGroup, Stopwatch
-from engine.training.micro_batch import Member, PackedRow, real_positions, token_matrix
+from engine.training.micro_batch import Member, PackedRow, padded_tokens, real_positions, token_matrix
 from engine.training.target_logprobs import gather_logprobs, target_logprobs
 
 log = logging.getLogger(__name__)
@@ -61,10 +61,14 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchResult:
-    """Outcome of a micro-batch: its output, or None when the computation failed, and its clocks."""
+    """Outcome of a micro-batch: its output, or None when the computation failed, and its clocks.
+
+    ``lacks_memory`` tells that it failed because the device had no memory for so many positions.
+    """
 
     output: MicroBatchOutput | None
     clocks: Clocks
+    lacks_memory: bool = False
 
 
 class FusedMicroBatches:
@@ -88,9 +92,10 @@ class FusedMicroBatches:
                 device_errors(),
             ):
                 return MicroBatchResult(self._output(rows, clocks, backward=backward), clocks)
-        except (RuntimeError, WeftError):
-            log.exception("micro-batch failed base=%s rows=%d", self._base.facts.name, len(rows))
-            return MicroBatchResult(None, clocks)
+        except (RuntimeError, MemoryError, WeftError) as error:
+            name, positions = self._base.facts.name, padded_tokens(rows)
+            log.exception("micro-batch failed base=%s rows=%d positions=%d", name, len(rows), positions)
+            return MicroBatchResult(None, clocks, lacks_memory=is_lack_of_memory(error))
 
     def _output(self, rows: list[PackedRow], clocks: Clocks, *, backward: bool) -> MicroBatchOutput:
         by_member: dict[int, list[PackedRow]] = {}

@@ -24,6 +24,7 @@ from engine.training.fused_micro_batch import (
     MicroBatchResult,
 )
 from engine.training.micro_batch import Member, PackedRow, padded_tokens
+from engine.training.micro_batch_memory import MicroBatchMemory
 from engine.training.pass_operation import PassPiece, PieceResult
 from engine.training.target_logprobs import CHUNK_LOGITS
 
@@ -82,8 +83,10 @@ class FusedPass:
         token_budget: int,
         executor: MicroBatchExecutor,
         slots: int,
+        memory: MicroBatchMemory,
     ) -> None:
         self._executor = executor
+        self._memory = memory
         self._slots = slots
         self._pieces = list(pieces)
         members = [
@@ -105,7 +108,7 @@ class FusedPass:
         for backward in (True, False):
             rows = [row for row in self._rows() if self._pieces[row.member].operation.runs_backward is backward]
             tokens, sequences = tokens + sum(row.length for row in rows), sequences + len(rows)
-            batches = self._executor.split(rows, token_budget=self._token_budget, slots=self._slots)
+            batches = self._memory.cut(self._executor.split(rows, token_budget=self._token_budget, slots=self._slots))
             found = self._compute(batches, backward=backward)
             for batch, result in zip(batches, found, strict=True):
                 self._note_result(batch, result, backward=backward)
@@ -135,23 +138,29 @@ class FusedPass:
         ]
 
     def _note_result(self, rows: list[PackedRow], result: MicroBatchResult, *, backward: bool) -> None:
-        """Note a micro-batch's result. If the micro-batch failed, compute each of its members again alone."""
+        """Note a micro-batch's result. If the micro-batch failed, compute its parts again, each by itself.
+
+        The parts are its members, of which one may break it, or its halves where the device lacks memory.
+        """
         self._clocks.append(result.clocks)
         if result.output is not None:
             self._note_output(result.output)
             return
-        members = sorted({row.member for row in rows if self._sums[row.member].error is None})
-        if len({row.member for row in rows}) == 1:
-            for member in members:
-                self._sums[member].error = EngineFailure(
-                    "weft could not compute this pass, possibly for lack of memory; try fewer or shorter sequences"
-                )
+        members = list(dict.fromkeys(row.member for row in rows))
+        if result.lacks_memory and len(rows) > 1:
+            parts = self._memory.halves(rows)
+        elif len(members) > 1:
+            parts = [[row for row in rows if row.member == member] for member in members]
+        else:
+            self._sums[members[0]].error = self._sums[members[0]].error or EngineFailure(
+                "weft could not compute this pass, possibly for lack of memory; try fewer or shorter sequences"
+            )
             return
-        # One after another: at the same time, the members could need as much memory as the micro-batch that failed.
-        for member in members:
-            alone = [row for row in rows if row.member == member]
-            (again,) = self._compute([alone], backward=backward)
-            self._note_result(alone, again, backward=backward)
+        # One after another: at the same time, the parts could need as much memory as the micro-batch that failed.
+        for part in parts:
+            if left := [row for row in part if self._sums[row.member].error is None]:
+                (again,) = self._compute([left], backward=backward)
+                self._note_result(left, again, backward=backward)
 
     def _note_output(self, output: MicroBatchOutput) -> None:
         """Add a micro-batch to its members' sums. A member that has failed stays failed."""

@@ -26,6 +26,7 @@ from engine.training.batch_checks import check_batch
 from engine.training.custom_loss import Evaluated
 from engine.training.executors.threads import MicroBatchThreads
 from engine.training.fused_pass import ComputedPass, FusedPass, MicroBatchExecutor
+from engine.training.micro_batch_memory import MicroBatchMemory
 from engine.training.muon import dimuon_step
 from engine.training.pass_operation import PassItem, PassOperation, PassPiece, PieceResult
 
@@ -52,6 +53,7 @@ class Trainer:
         """Compute on ``base``. ``executor`` computes the micro-batches; None: threads of this process."""
         self.base = base
         self._token_budget = pass_token_budget
+        self.memory = MicroBatchMemory()
         self._executor = executor or MicroBatchThreads(base.device)
         self._states: dict[RunId, AdapterState] = {}
 
@@ -121,6 +123,7 @@ class Trainer:
             token_budget=self._token_budget,
             executor=self._executor,
             slots=slots or self.slots,
+            memory=self.memory,
         ).run()
         return replace(
             computed,

@@ -9,12 +9,11 @@ import logging
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-import torch
-
 from contracts.errors import EngineFailure, WeftError
 from contracts.ids import RunId
 from contracts.ledger_records import Completion, ReadyOperation
 from contracts.operations import Result
+from engine.model.device import is_lack_of_memory
 from workers.training.completion_writer import CompletionWriter
 from workers.training.lanes import Lane, Lanes
 from workers.training.residency import AdapterResidency
@@ -104,10 +103,9 @@ def unrestored(cause: str) -> EngineFailure:
 
 def left_out(operation: ReadyOperation, cause: Exception) -> EngineFailure:
     """Return the error that the operation's owner reads when its adapter could not be brought into memory."""
-    is_full = isinstance(cause, torch.OutOfMemoryError | MemoryError)
     reason = (
         "there is no memory for this model's adapter now"
-        if is_full
+        if is_lack_of_memory(cause)
         else "this model's adapter cannot be brought in now"
     )
     return EngineFailure(

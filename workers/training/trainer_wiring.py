@@ -43,7 +43,9 @@ def wire_trainer(runtime: Runtime, base: BaseModel, group: TrainerGroup | None =
     self_test = SelfTest(base) if group is None else None
     engine = TrainingEngine(trainer, compute, runtime.telemetry.training(base.facts.name), token_budget, self_test)
     worker = wire_worker(runtime, engine)
-    runtime.telemetry.metrics.watch_residents(base.facts.name, lambda: len(worker.residency.residents()))
+    metrics = runtime.telemetry.metrics
+    metrics.watch_residents(base.facts.name, lambda: len(worker.residency.residents()))
+    metrics.watch_micro_batches(base.facts.name, lambda: trainer.memory.most or 0)
     return TrainingParts(worker, worker.leases, compute)
 
 

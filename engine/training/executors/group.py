@@ -99,7 +99,7 @@ class TrainerGroup:
         return self.rank == 0
 
     def load_base(
-        self, facts: BaseModelFacts, *, dtype: str = "auto", gradient_checkpointing: bool = False
+        self, facts: BaseModelFacts, *, dtype: str = "auto", gradient_checkpointing: bool | None = None
     ) -> BaseModel:
         """Load the group's base, on every rank at once, and return this rank's part of it.
 

@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 from api.admission import Admission
 from api.departures import Departures
 from api.tokenizer_repositories import TokenizerRepository, tokenizer_repositories
+from api.waiting_polls import WaitingPolls
 from contracts.base_model import BaseModelFacts
 from contracts.errors import UnknownBaseModel
 from contracts.vocabulary import BaseVocabulary
@@ -62,6 +63,7 @@ class ApiServices:
     signer: TokenSigner
     key_uses: KeyUses
     waits: Waits
+    waiting_polls: WaitingPolls
     audit_tally: AuditTally
 
     @classmethod
@@ -102,6 +104,7 @@ class ApiServices:
             signer,
             uses,
             Waits(database, runtime.settings, runtime.data_folder, clock),
+            WaitingPolls(database, runtime.wakeups, clock),
             AuditTally(database, clock),
         )
 

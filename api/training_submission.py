@@ -296,7 +296,7 @@ def _identity(submission: TrainingSubmission) -> bytes:
         # JSON with NaN, and JSON that is nested too deep to be written again, is of no SDK.
         with suppress(orjson.JSONDecodeError, orjson.JSONEncodeError):
             fields = orjson.loads(body)
-            if fields.get("path") is None:
+            if isinstance(fields, dict) and fields.get("path") is None:
                 fields.pop("sampling_session_seq_id", None)
                 body = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
     return request_digest(submission.kind, body)

@@ -77,6 +77,14 @@ class OfKey:
 
 
 @dataclass(frozen=True, slots=True)
+class OfKeys:
+    """Selects the operations that requests with API keys of one tenant have brought."""
+
+    tenant: TenantId
+    keys: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class OfEndedSessions:
     """Selects the operations of all sessions that have ended: a net for those accepted while their session ended."""
 
@@ -95,7 +103,9 @@ class OfEndedKeys:
     now: datetime
 
 
-Selection = OfOperation | OfLane | OfSession | OfTenant | OfKey | OfEndedSessions | OfSilentSessions | OfEndedKeys
+Selection = (
+    OfOperation | OfLane | OfSession | OfTenant | OfKey | OfKeys | OfEndedSessions | OfSilentSessions | OfEndedKeys
+)
 """Selects pending operations by one of their owners."""
 
 
@@ -226,6 +236,8 @@ def _samples_of(selection: Selection) -> list[ColumnElement[bool]]:
             return [operations.c.tenant_id == tenant_id]
         case OfKey(key):
             return [operations.c.tenant_id == _owner_of(key), operations.c.key_id == key]
+        case OfKeys(tenant_id, keys):
+            return [operations.c.tenant_id == tenant_id, operations.c.key_id.in_(keys)]
         case OfEndedSessions():
             ended = select(_samplers.c.id).join_from(_samplers, _sessions, _sessions.c.id == _samplers.c.session_id)
             return [ended.where(_samplers.c.id == operations.c.lane, _sessions.c.ended_at.is_not(None)).exists()]
@@ -250,6 +262,8 @@ def _training_of(selection: Selection) -> list[ColumnElement[bool]]:
             return [runs.c.tenant_id == tenant_id]
         case OfKey(key):
             return [runs.c.tenant_id == _owner_of(key), operations.c.key_id == key]
+        case OfKeys(tenant_id, keys):
+            return [runs.c.tenant_id == tenant_id, operations.c.key_id.in_(keys)]
         case OfEndedSessions():
             ended = select(_sessions.c.id).where(_sessions.c.id == runs.c.session_id, _sessions.c.ended_at.is_not(None))
             return [ended.exists()]

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from contracts.errors import Cancelled
-from ledger.cancellation import OfKey
+from contracts.ids import TenantId
+from ledger.cancellation import OfKeys
 from ledger.ledger import Ledger
 from store.clock import Clock
 from store.database import Database
@@ -36,6 +37,8 @@ class EndedKeys:
         self._ledger = ledger
         self._clock = clock
         self._known: set[int] = set()
+        self._pending: dict[int, TenantId] = {}
+        """Keys whose samples are not ended yet."""
 
     def has_ended(self, key: int) -> bool:
         """Return whether the key is known to have ended lately. No question to the database."""
@@ -55,8 +58,16 @@ class EndedKeys:
         async with self._database.read() as session:
             now = self._clock()
             ended = await keys_ended_between(session, now - _WINDOW, now)
-        fresh, self._known = ended - self._known, self._known & ended
-        for key in sorted(fresh):
+        # Known at once: what a key has open ends before anybody's samples are looked for.
+        self._pending |= {key: tenant for key, tenant in ended.items() if key not in self._known}
+        self._known = set(ended)
+        keys: dict[TenantId, list[int]] = {}
+        for key, tenant in sorted(self._pending.items()):
+            keys.setdefault(tenant, []).append(key)
+        # A tenant's keys together: very many of one tenant keep the samples of another's for one transaction.
+        for tenant, of_tenant in sorted(keys.items(), key=lambda one: len(one[1])):
             async with self._database.write() as transaction:
-                await self._ledger.cancel(transaction, OfKey(key), key_ended(), only_samples=True)
-            self._known.add(key)
+                await self._ledger.cancel(transaction, OfKeys(tenant, of_tenant), key_ended(), only_samples=True)
+            for key in of_tenant:
+                del self._pending[key]
+            await asyncio.sleep(0)

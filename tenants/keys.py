@@ -359,10 +359,11 @@ async def revoke_key(transaction: AsyncSession, *, prefix: str, clock: Clock) ->
     return RevokedKey(found.id, found.prefix, TenantId(found.tenant_id), was_live)
 
 
-async def keys_ended_between(session: AsyncSession, since: datetime, now: datetime) -> set[int]:
-    """Return the numbers of all tenants' keys that were revoked after ``since``, or expired after it and by ``now``."""
+async def keys_ended_between(session: AsyncSession, since: datetime, now: datetime) -> dict[int, TenantId]:
+    """Return the numbers of keys that were revoked after ``since``, or expired after it and by ``now``, with their tenants."""
     has_expired = and_(ApiKey.expires_at > since, ApiKey.expires_at <= now)
-    return set(await session.scalars(select(ApiKey.id).where(or_(ApiKey.revoked_at > since, has_expired))))
+    ended = select(ApiKey.id, ApiKey.tenant_id).where(or_(ApiKey.revoked_at > since, has_expired))
+    return {row.id: TenantId(row.tenant_id) for row in await session.execute(ended)}
 
 
 def client_token(signer: TokenSigner, key: ApiKey, tenant: Tenant) -> str:

@@ -10,22 +10,18 @@ from api.authentication import AnyKey
 from api.json_body import json_body
 from api.route_bounds import METADATA_BODY, Holding, bounded
 from api.services import ApiServices, Services
+from api.waiting_polls import SEQ_IDS_OF_A_COPY, SamplerLane
 from api.wire.json_counts import DATA
 from api.wire.request_model import BodyPart, ListOf, PlainText, RequestModel
 from api.wire.tinker_requests import SampleSeqId
 from contracts.ids import SamplerId, TenantId
-from ledger.told_ends import ToldEnd, ends_after, first_pending_sample
-from ledger.wakeups import ended_samples_topic
+from ledger.told_ends import ToldEnd, first_pending_sample
 from store.repeat import wait_for
 
 router = APIRouter(tags=["futures"])
 
-SEQ_IDS_OF_A_COPY = 1_000_000_000
-"""seq_ids of one copy of a sampler's client: copy n sends those from n times it on."""
 _MOST_PAGES = 4
 """Most pages of ends that one poll passes over. The client's next poll goes on from the cursor."""
-_SECONDS_TO_NEXT_LOOK = 5.0
-"""Longest time between two looks: a wake-up may be lost, and housekeeping may have locked an end."""
 
 
 class PollTarget(BodyPart):
@@ -80,18 +76,17 @@ async def retrieve_futures(
     sampler = await services.batched_reads.samplers.standing(caller.reach, body.target.sampling_session_id)
     hold = services.runtime.settings.poll_hold.total_seconds()
     seconds = hold if body.timeout is None else min(hold, body.timeout)
-    wakeups = services.runtime.wakeups
-    with wakeups.listen(ended_samples_topic(sampler.id)) as event:
-        ends_at, cursor = monotonic() + seconds, body.prev_cursor
+    ends_at, cursor, copy = monotonic() + seconds, body.prev_cursor, body.target.cloned_sampler_id
+    with services.waiting_polls.of(caller.tenant, sampler.id) as lane:
         while True:
-            copy = body.target.cloned_sampler_id
-            told, cursor, is_whole = await _told_after(services, caller.tenant, sampler.id, cursor, copy)
+            told, cursor, is_whole = await _told_after(lane, cursor, copy)
             left = ends_at - monotonic()
-            if told or not is_whole or wakeups.is_closed:
+            if told or not is_whole or services.runtime.wakeups.is_closed:
                 return Completions(completions=[_completion(end) for end in told], cursor=cursor)
             if left <= 0:
                 return await _still_waiting(services, caller.tenant, sampler.id, cursor, copy)
-            await wait_for(event, min(left, _SECONDS_TO_NEXT_LOOK))
+            with lane.ends_of(copy, cursor) as event:
+                await wait_for(event, left)
 
 
 async def _still_waiting(
@@ -108,16 +103,13 @@ async def _still_waiting(
     return Completions(completions=[], cursor=cursor, queue_state=wait.queue_state, queue_state_reason=wait.text)
 
 
-async def _told_after(
-    services: ApiServices, caller: TenantId, sampler: SamplerId, cursor: int, copy: int
-) -> tuple[list[ToldEnd], int, bool]:
+async def _told_after(lane: SamplerLane, cursor: int, copy: int) -> tuple[list[ToldEnd], int, bool]:
     """Return the next ends of one copy's samples, the cursor after them, and whether all ends up to now were looked at.
 
     Ends of other copies are passed over, at most ``_MOST_PAGES`` of them.
     """
-    runtime = services.runtime
     for _ in range(_MOST_PAGES):
-        ends = await ends_after(runtime.database, caller, sampler, cursor, runtime.clock)
+        ends = await lane.ends_after(cursor)
         if not ends:
             return [], cursor, True
         cursor = ends[-1].number

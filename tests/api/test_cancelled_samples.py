@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 import pytest_asyncio
-from sqlalchemy import func, select
+from sqlalchemy import event, func, select
 
 from api import followed_sample
 from api.sample_submission import SampleSubmission
@@ -35,6 +35,7 @@ from workers.housekeeping.schedule import StepName
 
 BASE = "test/tiny"
 SECONDS = 60.0
+MANY_KEYS = 60
 
 
 @pytest.fixture
@@ -336,6 +337,27 @@ async def test_a_key_that_ends_takes_its_samples_along_and_leaves_those_of_other
         await Housekeeping(service.services.runtime, lambda: False).sweep()
     assert await end_of(cats, promise["request_id"]) == CANCELLED
     assert (await service.ledger.status(cats.id, kept)).state is OperationState.PENDING
+
+
+async def test_keys_that_end_at_once_are_known_at_once_and_their_samples_end_tenant_by_tenant(cats, dogs) -> None:
+    """Very many keys of one tenant keep the end of another's waiting for one short transaction."""
+    service, promises = cats.service, []
+    for tenant, keys in ((cats, MANY_KEYS), (dogs, 1)):
+        lane = await sampler(tenant)
+        secret = [await second_key(tenant) for _ in range(keys)][-1]
+        async with httpx.AsyncClient(base_url=tenant.http.base_url, headers={"X-API-Key": secret}) as other:
+            promises.append(
+                (await other.post("/asample", json=request(lane, 1))).raise_for_status().json()["request_id"]
+            )
+        kept = await asample(tenant, lane, 2)
+    service.clock.move(seconds=10)
+    sent: list[str] = []
+    event.listen(service.database.engine.sync_engine, "before_cursor_execute", lambda *call: sent.append(call[2]))
+    await service.services.ended_keys.look()
+    assert len(sent) < MANY_KEYS
+    for tenant, promise in zip((cats, dogs), promises, strict=True):
+        assert await end_of(tenant, promise) == CANCELLED
+    assert (await service.ledger.status(dogs.id, kept)).state is OperationState.PENDING
 
 
 @pytest.mark.usefixtures("beside")

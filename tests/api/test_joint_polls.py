@@ -8,12 +8,13 @@ from datetime import timedelta
 import httpx
 import numpy as np
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import event, insert
 from tinker._client import AsyncTinker
 from tinker.lib.session_futures_poller import SessionFuturesPoller
 from tinker.types.futures_retrieve_response import FuturesRetrieveResponse
 
 from contracts.errors import EngineFailure
+from contracts.ids import SamplerId
 from contracts.ledger_records import Completion
 from contracts.operations import SampledSequence, SampleOutput
 from ledger.told_ends import MOST_ENDS
@@ -25,6 +26,7 @@ from tests.ledger_heads import pending_samples
 
 DRAWN = SampleOutput([SampledSequence("stop", np.array([7], np.int32), np.array([-0.5], np.float32))])
 OF_FIRST_COPY = 1_000_000_000
+ENDS, POLLS = 5, 60
 
 
 async def open_sampler(tenant) -> str:
@@ -77,6 +79,30 @@ async def test_a_held_poll_is_woken_by_the_end_of_its_copys_samples_only(cats, d
         answer = read(await held)
     assert [(one.request_id, one.state) for one in answer.completions] == [(first, "finished")]
     assert answer.completions[0].response_payload_uncompressed_size > 0
+
+
+async def test_very_many_polls_of_a_sampler_cost_no_more_at_an_end_than_one(cats, dogs, service) -> None:
+    mine, other = await open_sampler(cats), await open_sampler(dogs)
+    own = [await sample(cats, mine, number) for number in range(ENDS)]
+    foreign = await sample(dogs, other, 0)
+    held = [asyncio.create_task(poll(cats, mine, copy=999)) for _ in range(POLLS)]
+    theirs = asyncio.create_task(poll(dogs, other))
+    async with asyncio.timeout(60):
+        while len(service.services.waiting_polls.waiting(SamplerId(mine))) < POLLS:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        sent: list[str] = []
+        event.listen(service.database.engine.sync_engine, "before_cursor_execute", lambda *call: sent.append(call[2]))
+        for one in own:
+            await finish(service, one)
+            assert [end.request_id for end in read(await poll(cats, mine)).completions][-1] == one
+        looks = [one for one in sent if "told_as" in one]
+        assert len(looks) < 10 * ENDS
+        await finish(service, foreign)
+        assert [one.request_id for one in read(await theirs).completions] == [foreign]
+    assert not any(one.done() for one in held)
+    for one in held:
+        one.cancel()
+    await asyncio.gather(*held, return_exceptions=True)
 
 
 class TestAtOnce:

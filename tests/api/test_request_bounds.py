@@ -151,6 +151,14 @@ async def test_a_save_that_is_nested_too_deep_keeps_its_seq_id(cats: Tenant, dog
     assert "recursion limit" in await failure(cats, answer)
 
 
+async def test_a_save_that_is_a_list_and_too_large_is_refused(cats: Tenant, dogs: Tenant) -> None:
+    run = await cats.run()
+    body = b'[{"model_id":"' + run.encode() + b'","seq_id":1}]' + b" " * MIB
+    attack = cats.http.post("/save_weights_for_sampler", content=body, headers={"Content-Type": "application/json"})
+    answer = await answer_beside(dogs, attack)
+    assert answer.status_code < 500, answer.text
+
+
 @pytest.mark.parametrize("field", [b"\x1a\x00", b"\x1a\x02\x0a\x00", b"\x2a\x00", b"\x3a\x00"])
 async def test_records_of_two_bytes_are_counted_before_they_are_built(cats: Tenant, dogs: Tenant, field: bytes) -> None:
     run = await cats.run()

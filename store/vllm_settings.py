@@ -72,7 +72,7 @@ class VllmSettings(BaseSettings):
         default=None,
         ge=1,
         description="Most prompt tokens that one vLLM server computes at a time; a longer prompt is computed "
-        "alone. A smaller number makes other samples wait less behind long prompts. Meant for "
+        "alone. A smaller number makes other samples wait less behind long prompts. Tenants take turns. Meant for "
         "servers that do not split prompts, as on a CPU. Default: no limit.",
     )
     vllm_head_adapters: bool = Field(

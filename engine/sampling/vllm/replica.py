@@ -31,7 +31,7 @@ from engine.sampling.vllm.http import Answer, VllmHttp
 from engine.sampling.vllm.logprobs import prompt_scores
 from engine.sampling.vllm.messages import Drawn, Paused, ScoredPrompt, Sleeping
 from engine.sampling.vllm.places import Places
-from engine.sampling.vllm.prompt_budget import PromptBudget
+from engine.sampling.vllm.prompt_budget import PromptBudget, Reservation
 from engine.sampling.vllm.prompt_probes import AT_ONCE, PromptProbes
 from engine.sampling.vllm.request import VllmRequest, check
 from engine.sampling.vllm.sequence import GENERATE, AdapterLost, VllmSequence
@@ -262,7 +262,7 @@ class VllmReplica:
             request_id = f"{running.request.request_id}-{sequence.index}-{uuid4().hex}"
             is_first = sequence.index == 0
             async with self._places.place(running.request, is_first=is_first) as place:
-                reservation = await self._prompts.reserve(len(running.request.prompt))
+                reservation = await self._reserve(running.request, len(running.request.prompt))
                 try:
                     await sequence.draw(self._http, request_id, body, on_first=reservation.release)
                 finally:
@@ -274,6 +274,9 @@ class VllmReplica:
         except AdapterLost:
             await self._adapters.load_again(pin)
             await send()
+
+    async def _reserve(self, request: GenerateRequest, tokens: int) -> Reservation:
+        return await self._prompts.reserve(tokens, owner=request.turn_taker, share=request.share)
 
     async def _score(self, running: VllmRequest, scoring: PromptScoring, pin: Pin) -> None:
         """Put the prompt's scores, by the server, into the stream."""
@@ -309,7 +312,7 @@ class VllmReplica:
             async with AsyncExitStack() as held:
                 place = await held.enter_async_context(self._places.place(counted, is_first=computed is None))
                 if computed is not None:
-                    held.callback((await self._prompts.reserve(computed)).release)
+                    held.callback((await self._reserve(counted, computed)).release)
                     place.drawn = computed
                 sent = self._background.start(self._post(body, held.pop_all()))
             self._adapters.prolong(pin, sent)

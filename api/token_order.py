@@ -30,7 +30,7 @@ class _Heard:
     def spans(self) -> list[VersionSpan]:
         """Return the version spans."""
         ends = [*(start for start, _ in self.changes[1:]), len(self.tokens)]
-        return [VersionSpan(version, start, end) for (start, version), end in zip(self.changes, ends, strict=True)]
+        return [VersionSpan(version, start, end) for (start, version), end in zip(self.changes, ends, strict=False)]
 
 
 class TokenOrder:

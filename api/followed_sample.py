@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
+from time import monotonic
 
 from api.sample_submission import SampleSubmission, prepared_samples
 from api.services import ApiServices
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _BEATS = 4
 """Times that a followed sample's session is kept alive within its time limit."""
+_ASKED_AGAIN_SECONDS = 1.0
+"""Time after which tokens that are still missing are asked for once more."""
 _OUTAGE_SECONDS = 1.0
 """Time between two looks at a sample while the database does not answer."""
 SILENCE_SECONDS = 15.0
@@ -49,6 +52,8 @@ class FollowedSample:
         self._ending = ending
         self._order = TokenOrder(submission.sample.num_samples)
         self._ready: list[TokensMade] = []
+        self._asked: dict[int, tuple[int, float]] = {}
+        """Tokens of each sequence after which others were asked for, and monotonic seconds until they are again."""
 
     async def tokens(self) -> AsyncIterator[Sequence[TokensMade]]:
         """Yield tokens as they are made, until the sample has ended; an empty part after ``SILENCE_SECONDS`` of silence.
@@ -76,8 +81,20 @@ class FollowedSample:
 
     def _take(self, made: Sequence[TokensMade]) -> None:
         self._ready += self._order.take(made)
-        if self._order.has_gap:
-            self._runtime.feed.ask_again(self._submission.key)
+        if lacking := {sequence: heard for sequence, heard in self._order.gaps.items() if self._asks(sequence, heard)}:
+            self._runtime.feed.ask_again(self._submission.key, lacking)
+
+    def _asks(self, sequence: int, heard: int) -> bool:
+        """Return whether to ask for the tokens after the first ``heard`` now, and note that it is done.
+
+        Parts that were on their way when they were asked for tell of the same gap.
+        """
+        now = monotonic()
+        asked, until = self._asked.get(sequence, (-1, now))
+        if asked == heard and now < until:
+            return False
+        self._asked[sequence] = (heard, now + _ASKED_AGAIN_SECONDS)
+        return True
 
     async def hand_over(self) -> None:
         """Save the tokens for the next sampling process whenever the sample's process has died; until cancelled."""

@@ -39,15 +39,15 @@ class TokenOrder:
     def __init__(self, count: int) -> None:
         self._heard = [_Heard() for _ in range(count)]
         self._restarts = 0
-        self.has_gap = False
-        """True when tokens before the last parts are missing. They come again when they are asked for."""
+        self.gaps: dict[int, int] = {}
+        """Sequences of which tokens before the last parts are missing, each with the number of tokens that were heard."""
 
     def take(self, made: Sequence[TokensMade]) -> list[TokensMade]:
         """Return what is new in ``made`` and follows what was heard without a gap.
 
         A part that starts before the end of what was heard replaces it: the sample began anew, or was drawn again.
         """
-        self.has_gap = False
+        self.gaps = {}
         return [new for part in made if (new := self._take(part)) is not None]
 
     def _take(self, part: TokensMade) -> TokensMade | None:
@@ -61,7 +61,7 @@ class TokenOrder:
         heard = self._heard[part.sequence]
         known = len(heard.tokens)
         if part.start > known:
-            self.has_gap = True
+            self.gaps[part.sequence] = known
             return None
         overlap = min(known - part.start, len(part.tokens))
         if heard.tokens[part.start : part.start + overlap] != part.tokens[:overlap]:

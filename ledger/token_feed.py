@@ -4,7 +4,7 @@ The feed stores nothing. The recorded result has every token.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ class TokenFeed:
 
     def __init__(self) -> None:
         self._followers: dict[FeedKey, list[asyncio.Queue[Sequence[TokensMade]]]] = {}
-        self._missed: set[FeedKey] = set()
+        self._missed: dict[FeedKey, dict[int, int]] = {}
 
     @contextmanager
     def follow(self, key: FeedKey) -> Iterator[asyncio.Queue[Sequence[TokensMade]]]:
@@ -51,6 +51,7 @@ class TokenFeed:
             followers.remove(queue)
             if not followers:
                 del self._followers[key]
+                self._missed.pop(key, None)
 
     def followed_here(self) -> list[FeedKey]:
         """Return the keys of the samples that are followed in this process."""
@@ -60,16 +61,18 @@ class TokenFeed:
         """Return whether the sample has followers."""
         return key in self._followers
 
-    def ask_again(self, key: FeedKey) -> None:
-        """Have the sampler publish the sample from its first token on: a follower has missed tokens."""
-        self._missed.add(key)
+    def ask_again(self, key: FeedKey, heard: Mapping[int, int]) -> None:
+        """Have the sampler publish again what a follower has missed of the sample.
 
-    def take_asked_again(self, key: FeedKey) -> bool:
-        """Return whether a follower has missed tokens of the sample, once for each time that it asked."""
-        if key not in self._missed:
-            return False
-        self._missed.discard(key)
-        return True
+        ``heard`` are the tokens that the follower has of each sequence with a gap. What follows them is published.
+        """
+        missed = self._missed.setdefault(key, {})
+        for sequence, count in heard.items():
+            missed[sequence] = min(count, missed.get(sequence, count))
+
+    def take_asked_again(self, key: FeedKey) -> Mapping[int, int]:
+        """Return the fewest tokens that a follower has of each sequence with a gap, once for each time that it asked."""
+        return self._missed.pop(key, {})
 
     def publish(self, key: FeedKey, made: Sequence[TokensMade]) -> None:
         """Put ``made`` into the queue of each follower of the sample."""

@@ -6,7 +6,7 @@ hears its own. Once they come through again, the channel's user looks for what i
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from uuid import uuid4
 
@@ -27,6 +27,10 @@ _DEAF_SECONDS = 3.0
 """Seconds without a message of its own after which a process concludes that messages do not come through."""
 _MOST_KEPT = 4096
 """Most parts kept for sending again."""
+MESSAGE_BYTES = 256 * 1024
+"""Most bytes of the parts of a message. Redis cuts off a process for which it keeps too many bytes that are not read yet."""
+_WAITING_BYTES = 4 * 1024 * 1024
+"""Most bytes of parts that wait to be sent. Others are dropped: the database has the facts that they told."""
 
 Receive = Callable[[bytes], None]
 
@@ -48,8 +52,20 @@ def message(sender: bytes, parts: Sequence[bytes]) -> bytes:
     return b"\n".join([sender, *parts])
 
 
+def first_parts(parts: Iterable[bytes]) -> list[bytes]:
+    """Return the first parts that go into one message together: at least one, and else ``MESSAGE_BYTES``."""
+    chosen: list[bytes] = []
+    left = MESSAGE_BYTES
+    for part in parts:
+        left -= len(part)
+        if chosen and left < 0:
+            break
+        chosen.append(part)
+    return chosen
+
+
 class RedisChannel:
-    """One channel. Parts sent at the same moment go out in one message. ``receive`` is called with other processes' parts."""
+    """One channel. Parts sent at the same moment go out in few messages. ``receive`` is called with other processes' parts."""
 
     def __init__(self, redis: Redis, name: str, receive: Receive, on_change: Callable[[bool], None]) -> None:
         """``on_change`` is called with whether messages come through, whenever that changes."""
@@ -59,13 +75,17 @@ class RedisChannel:
         self._on_change = on_change
         self._sender = new_sender()
         self._outgoing: dict[bytes, None] = {}
+        self._outgoing_bytes = 0
         self._added = asyncio.Event()
         self._heard = float("-inf")
         self._is_through = False
 
     def send(self, part: bytes) -> None:
         """Send ``part``, which has no line break, to all other processes soon. Equal parts of one message are sent once."""
+        if part in self._outgoing or self._outgoing_bytes + len(part) > _WAITING_BYTES:
+            return
         self._outgoing[part] = None
+        self._outgoing_bytes += len(part)
         self._added.set()
 
     async def run(self) -> None:
@@ -91,7 +111,7 @@ class RedisChannel:
         while True:
             await self._added.wait()
             self._added.clear()
-            parts, self._outgoing = list(self._outgoing), {}
+            parts = self._take()
             try:
                 await self._redis.publish(self._name, message(self._sender, parts))
             except (RedisError, OSError) as error:
@@ -101,9 +121,20 @@ class RedisChannel:
                 log.exception("%d parts on %s are sent again", len(parts), self._name)
                 await self._send_again(parts)
 
+    def _take(self) -> list[bytes]:
+        """Remove the parts of the next message from what is outgoing, and return them."""
+        parts = first_parts(self._outgoing)
+        for part in parts:
+            del self._outgoing[part]
+        self._outgoing_bytes -= sum(map(len, parts))
+        if self._outgoing:
+            self._added.set()
+        return parts
+
     async def _send_again(self, parts: list[bytes]) -> None:
         """Put the first ``_MOST_KEPT`` parts back and pause. The database has the facts that the dropped parts told."""
         self._outgoing = dict.fromkeys([*parts, *self._outgoing][:_MOST_KEPT])
+        self._outgoing_bytes = sum(map(len, self._outgoing))
         self._added.set()
         await asyncio.sleep(OUTAGE_SECONDS)
 

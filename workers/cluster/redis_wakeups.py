@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from ledger.wakeups import PLACEMENTS, Wakeups
 from store.repeat import repeat, wait_for_any
-from workers.cluster.redis_channel import OUTAGE_SECONDS, RedisChannel, message, new_sender
+from workers.cluster.redis_channel import OUTAGE_SECONDS, RedisChannel, first_parts, message, new_sender
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +25,11 @@ _BETWEEN_TURNS_SECONDS = 0.05
 
 async def publish_once(redis: Redis, namespace: str, topics: Collection[str]) -> None:
     """Wake the listeners of ``topics`` in every process, from a process that has none. Raises ``RedisError``, ``OSError``."""
-    told = [topic for topic in topics if not topic.startswith(PLACEMENTS)]
-    if told:
-        await redis.publish(f"{namespace}:wakeups", message(new_sender(), [topic.encode() for topic in told]))
+    told = [topic.encode() for topic in topics if not topic.startswith(PLACEMENTS)]
+    while told:
+        parts = first_parts(told)
+        await redis.publish(f"{namespace}:wakeups", message(new_sender(), parts))
+        told = told[len(parts) :]
 
 
 class RedisWakeups(Wakeups):

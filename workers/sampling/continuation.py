@@ -4,7 +4,7 @@ Pure: no input or output and no clock. The caller sends the requests to a replic
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal
@@ -46,7 +46,7 @@ class _Sequence:
     reason: StopReason | Literal["abort"] | None = None
     """Reason of the end, ``abort`` when the sample was aborted; None while the sequence has not ended."""
     published: int = 0
-    """Tokens that ``Continuation.new_tokens`` has returned."""
+    """Tokens from the first one on that need not be published any more."""
 
     def append(self, event: NewToken, version: str | None) -> None:
         """Append the next token, drawn from ``version``."""
@@ -203,23 +203,28 @@ class Continuation:
         by_text = sequence.reason == "stop" and event.token not in self._stop.tokens
         return event.index if by_text else None
 
-    def new_tokens(self) -> list[TokensMade]:
-        """Return the tokens that were taken in since the last call."""
+    def new_tokens(self, most: int) -> list[TokensMade]:
+        """Return at most ``most`` tokens that no earlier call has returned; first those of sequences that lack the fewest."""
         made: list[TokensMade] = []
-        for index, sequence in enumerate(self._sequences):
+        lacking = [(len(one.tokens) - one.published, index) for index, one in enumerate(self._sequences)]
+        for lack, index in sorted(one for one in lacking if one[0] > 0):
+            sequence, taken = self._sequences[index], min(lack, most)
+            until, most = sequence.published + taken, most - taken
             for span in sequence.spans():
-                start = max(span.start, sequence.published)
-                if start < span.end:
-                    part = slice(start, span.end)
+                start, end = max(span.start, sequence.published), min(span.end, until)
+                if start < end:
+                    part = slice(start, end)
                     tokens, logprobs = sequence.tokens[part], sequence.logprobs[part]
                     made.append(TokensMade(index, start, span.version, tokens, logprobs, self.restarts))
-            sequence.published = len(sequence.tokens)
+            sequence.published = until
         return made
 
-    def publish_again(self) -> None:
-        """Have the next ``new_tokens`` return every token so far."""
-        for sequence in self._sequences:
-            sequence.published = 0
+    def publish_again(self, heard: Mapping[int, int]) -> None:
+        """Have later ``new_tokens`` return each sequence in ``heard`` again, from so many tokens on."""
+        for index, count in heard.items():
+            if 0 <= index < len(self._sequences):
+                sequence = self._sequences[index]
+                sequence.published = min(sequence.published, max(count, 0))
 
     def has_ended(self, request: GenerateRequest) -> bool:
         """Return whether all sequences of ``request`` have ended."""
@@ -273,7 +278,7 @@ class Continuation:
         self.restarts += 1
         self._sequences = [one if one.reason else _Sequence(StopCheck(self._stop)) for one in self._sequences]
         # Readers drop every sequence of a sample that begins anew.
-        self.publish_again()
+        self.publish_again(dict.fromkeys(range(len(self._sequences)), 0))
 
     def abandon(self) -> None:
         """End every sequence with the tokens that it has. Prompt scores that have not come stay missing."""
@@ -348,6 +353,8 @@ def _resumed(stop: StopRules, sampled: SampledSequence, report: SequenceReport) 
     """Return the sequence that ``sampled`` and ``report`` describe."""
     sequence = _Sequence(StopCheck(stop), sampled.tokens.tolist(), sampled.logprobs.tolist())
     sequence.changes = [(span.start, span.version) for span in report.spans]
+    # The followers have these tokens; one that lacks some asks for them.
+    sequence.published = len(sequence.tokens)
     if sampled.topk_logprobs is not None:
         sequence.topk = list(zip(sampled.topk_logprobs.token_ids, sampled.topk_logprobs.logprobs, strict=True))
     sequence.reason = sampled.stop_reason if report.stop_reason else sequence.stop_check.resume(sequence.tokens)

@@ -31,6 +31,7 @@ from workers.sampling.retry_patience import RetryPatience
 from workers.sampling.router import Router
 from workers.sampling.suspect_turns import SuspectTurns
 from workers.sampling.swap import Swap
+from workers.sampling.token_publisher import TokenPublisher
 from workers.sampling.weight_source import WeightSource, WeightSources
 
 MOST_RESTARTS = 8
@@ -99,6 +100,7 @@ class SampleRunner:
         telemetry: SamplingTelemetry,
     ) -> None:
         self._feed = runtime.feed
+        self._publisher = TokenPublisher(runtime.feed)
         self._most_attempts = runtime.settings.max_attempts
         self._suspects = SuspectTurns(self._most_attempts)
         self._sources = WeightSources(runtime)
@@ -216,9 +218,9 @@ class SampleRunner:
         def on_tokens() -> None:
             nonlocal counted
             made = continuation.made
-            self._telemetry.drawn(attempt.operation, made - counted)
-            counted = made
-            self._publish(attempt, continuation, history)
+            drawn, counted = made - counted, made
+            self._telemetry.drawn(attempt.operation, drawn)
+            self._publish(attempt, continuation, history, drawn)
 
         return await stream_requests(
             attempt.routed.replica,
@@ -242,16 +244,14 @@ class SampleRunner:
         await self._rows.clear_after_death(attempt.operation)
         history.deaths += 1
 
-    def _publish(self, attempt: Attempt, continuation: Continuation, history: History) -> None:
-        """Hand the new tokens to followers, and finish a swap whose first token has come."""
+    def _publish(self, attempt: Attempt, continuation: Continuation, history: History, drawn: int) -> None:
+        """Hand the ``drawn`` tokens to followers, and finish a swap whose first token has come."""
         if history.left_at is not None:
             self._telemetry.swapped(monotonic() - history.left_at)
             history.left_at = None
         # Tokens of a sample that another process may draw by now would mix with that one's.
         if self._feed.is_followed(attempt.key) and self._claims.heartbeat.may_draw:
-            if self._feed.take_asked_again(attempt.key):
-                continuation.publish_again()
-            self._feed.publish(attempt.key, continuation.new_tokens())
+            self._publisher.publish(attempt.key, attempt.operation.tenant, continuation, drawn)
         if not attempt.is_row_current:
             self._rows.update_soon(attempt)
         if continuation.has_drawn and not continuation.finished:

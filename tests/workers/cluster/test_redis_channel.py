@@ -10,7 +10,7 @@ import pytest
 from testing.cluster_process import RedisProcess
 from testing.tcp_proxy import TcpProxy
 from tests.conftest import need_redis
-from workers.cluster.redis_channel import RedisChannel, open_redis
+from workers.cluster.redis_channel import MESSAGE_BYTES, RedisChannel, open_redis
 
 DEADLINE_SECONDS = 60
 
@@ -73,3 +73,45 @@ async def test_a_redis_that_stands_still_is_heard_again_when_it_goes_on(redis: R
         assert [await one.next_change(), await other.next_change()] == [True, True]
         other.channel.send(b"to one")
         assert await one.next_part() == b"to one"
+
+
+async def test_many_parts_of_one_moment_are_sent_in_messages_of_bounded_size(redis: RedisProcess) -> None:
+    parts = [b"%01000d" % number for number in range(3000)]
+    async with member(redis.url) as one, member(redis.url) as other, member(redis.url) as beside:
+        sizes = noted_sizes(other.channel)
+        for part in (*parts, parts[0]):
+            one.channel.send(part)
+        beside.channel.send(b"a neighbour's")
+        came = [await other.next_part() for _ in range(len(parts) + 1)]
+        assert [part for part in came if part != b"a neighbour's"] == parts
+        assert max(sizes) < MESSAGE_BYTES + 2000
+
+
+async def test_parts_that_redis_takes_too_slowly_are_bounded_in_bytes(redis: RedisProcess) -> None:
+    """A part that says that messages come through is not among those that are dropped."""
+    async with member(redis.url) as one, member(redis.url) as other:
+        for number in range(10_000):
+            one.channel.send(b"%01000d" % number)
+        assert len(one.channel._outgoing) < 5000
+        one.channel.send(b"")
+        assert b"" in one.channel._outgoing
+        while await other.next_part() != b"%01000d" % 4000:
+            pass
+        other.channel.send(b"to one")
+        assert await one.next_part() == b"to one"
+        one.channel.send(b"later")
+        while await other.next_part() != b"later":
+            pass
+        assert one.changes.empty()
+
+
+def noted_sizes(channel: RedisChannel) -> list[int]:
+    """Return a list to which the size of each message that the channel receives is added."""
+    deliver, sizes = channel._deliver, list[int]()
+
+    def noted(message: bytes) -> None:
+        sizes.append(len(message))
+        deliver(message)
+
+    channel._deliver = noted  # type: ignore[method-assign]
+    return sizes

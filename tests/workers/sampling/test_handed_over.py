@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
+from redis.asyncio import Redis
 
 from api.followed_sample import FollowedSample, followed
 from api.sample_submission import SampleSubmission
@@ -370,7 +371,10 @@ async def test_a_stream_goes_on_where_its_pool_froze_and_the_frozen_pool_does_no
 async def test_a_message_that_redis_loses_leaves_no_hole_in_a_stream(
     migrated_postgres_url: str, base: BaseModel, tmp_path: Path
 ) -> None:
-    """One message with tokens does not reach the API. The tokens come all the same, before the sample has ended."""
+    """One message with tokens does not reach the API. The tokens come all the same, before the sample has ended.
+
+    What came before them comes once, as everything of a neighbour's stream.
+    """
     with RedisProcess(tmp_path / "redis") as server:
         clients = [open_redis(server.url) for _ in range(2)]
         api, pool = (LosingFeed(client, "weft") for client in clients)
@@ -390,6 +394,8 @@ async def test_a_message_that_redis_loses_leaves_no_hole_in_a_stream(
                     end[: len(stream.tokens)] for end, stream in zip(ends, (mine, beside), strict=True)
                 ]
                 assert set(api.lost) <= set(range(len(mine.tokens)))
+                assert max(api.came[mine.sample._submission.key][: min(api.lost)]) == 1
+                assert max(api.came[beside.sample._submission.key]) == 1
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -398,18 +404,26 @@ async def test_a_message_that_redis_loses_leaves_no_hole_in_a_stream(
 
 
 class LosingFeed(RedisTokenFeed):
-    """Loses the first message that brings the sample's tokens from the 20th on; ``lost`` are their places."""
+    """Loses the first message that brings the sample's tokens from the 20th on; ``lost`` are their places.
+
+    ``came``: how often each place of a sample's tokens came.
+    """
 
     loses: FollowedSample | None = None
     lost: tuple[int, ...] = ()
 
+    def __init__(self, redis: Redis, namespace: str) -> None:
+        super().__init__(redis, namespace)
+        self.came: dict[tuple[str, int], list[int]] = {}
+
     def _receive(self, part: bytes) -> None:
-        if self.loses is not None and not self.lost:
-            made = msgspec.json.decode(part).get("made")
-            submission = self.loses._submission
-            if made is not None and (made["lane"], made["seq_id"]) == submission.key:
-                places = tuple(one["start"] + at for one in made["made"] for at in range(len(one["tokens"])))
-                if min(places) >= 20:
-                    self.lost = places
-                    return
+        made = msgspec.json.decode(part).get("made")
+        if made is not None:
+            key = (made["lane"], made["seq_id"])
+            places = tuple(one["start"] + at for one in made["made"] for at in range(len(one["tokens"])))
+            if self.loses is not None and not self.lost and key == self.loses._submission.key and min(places) >= 20:
+                self.lost = places
+                return
+            for place in places:
+                self.came.setdefault(key, [0] * LENGTH)[place] += 1
         super()._receive(part)

@@ -56,12 +56,12 @@ def test_sequences_that_have_ended_stay_and_are_published_again() -> None:
     (first,) = continuation.requests(OLD, 1)
     give(continuation, first, 10, 11, index=0)
     give(continuation, first, 20, 0, index=1)
-    assert len(continuation.new_tokens()) == 2
+    assert len(continuation.new_tokens(100)) == 2
     left = continuation.requests(OLD, 2)
     assert [request.prompt.tolist() for request in left] == [PROMPT, PROMPT]
     assert [request.seeds for request in left] == [first.seeds[:1], first.seeds[2:]]
     assert (continuation.made, continuation.kept) == (2, 2)
-    (again,) = continuation.new_tokens()
+    (again,) = continuation.new_tokens(100)
     assert (again.sequence, again.start, again.tokens, again.restarts) == (1, 0, [20, 0], 1)
 
 

@@ -63,6 +63,7 @@ class BaseModel:
         self.projections: Mapping[str, Projection] = _usable_projections(facts, candidates, layouts)
         flattened = [modules[name] for name in self.projections if layouts[name] is InputLayout.FLATTENED]
         restore_rows(model, model.base_model, flattened)
+        _warn_of_bare_experts(facts, model, self.projections)
         self.linear_names = frozenset(
             name for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)
         )
@@ -269,7 +270,7 @@ def _usable_projections(
 ) -> dict[str, Projection]:
     """Return the projections whose inputs tell their rows.
 
-    Raises ``InvalidRequest`` when no projection of the attention, or none of the MLP, is left.
+    Raises ``InvalidRequest`` when no projection of a layer is left.
     """
     projections = {
         name: projection
@@ -277,10 +278,25 @@ def _usable_projections(
         if layouts[name] is InputLayout.ROWS
         or (layouts[name] is InputLayout.FLATTENED and projection.group != "unembed")
     }
-    for wanted in ("attn", "mlp"):
-        if not any(projection.group == wanted for projection in projections.values()):
-            raise InvalidRequest(
-                f"base model {facts.name!r} ({facts.architecture}) has no {wanted} projections as linear layers over all "
-                "tokens; weft trains LoRA on linear attention and MLP layers, not on routed experts"
-            )
+    if not {"attn", "mlp"} & {projection.group for projection in projections.values()}:
+        raise InvalidRequest(
+            f"base model {facts.name!r} ({facts.architecture}) has no projections as linear layers over all tokens; weft "
+            "trains LoRA on linear attention and MLP layers, not on routed experts"
+        )
     return projections
+
+
+def _warn_of_bare_experts(facts: BaseModelFacts, model: PreTrainedModel, projections: Mapping[str, Projection]) -> None:
+    """Log how much of the layers' weights are those of experts that no adapter changes."""
+    layers = {name: tensor.numel() for name, tensor in model.named_parameters() if _LAYER.search(name)}
+    bare = [
+        count
+        for name, count in layers.items()
+        if "experts" in name.split(".") and name.rpartition(".")[0] not in projections
+    ]
+    if bare:
+        log.warning(
+            "base model %s has routed experts, which adapters do not change: %d %% of its layers' weights",
+            facts.name,
+            round(100 * sum(bare) / sum(layers.values())),
+        )

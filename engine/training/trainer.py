@@ -296,7 +296,13 @@ class Trainer:
 
 
 def fresh_state(base: BaseModel, settings: LoraSettings) -> AdapterState:
-    """Return a new adapter's state. Raises ``InvalidRequest`` when the settings leave nothing to train."""
+    """Return a new adapter's state. Raises ``InvalidRequest`` when the settings ask for what the base has not, or for nothing."""
+    for group, field in (("attn", "train_attn"), ("mlp", "train_mlp")):
+        if getattr(settings, field) and not any(one.group == group for one in base.projections.values()):
+            raise InvalidRequest(
+                f"lora_config: {field} must be false: {base.name} has no {group} layers that adapters can change, such as "
+                "where all experts are routed"
+            )
     if not len(base.layout(settings)):
         raise InvalidRequest("lora_config: train_attn, train_mlp and train_unembed leave nothing to train")
     return AdapterState(LoraWeights.initialise(settings, base.layout(settings), base.device))

@@ -11,12 +11,14 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     GPT2Config,
+    GptOssConfig,
     GraniteConfig,
     MixtralConfig,
     MptConfig,
     OPTConfig,
     PretrainedConfig,
     Qwen2MoeConfig,
+    Qwen3MoeConfig,
 )
 
 from contracts.base_model import BaseModelFacts
@@ -24,7 +26,7 @@ from contracts.errors import InvalidRequest
 from contracts.ids import RunId
 from contracts.losses import LossName
 from contracts.operations import ForwardBackwardOutput, OptimStep
-from engine.model.base import BaseModel
+from engine.model.base import BaseModel, _usable_projections
 from engine.model.input_layout import InputLayout, observe_layouts
 from engine.model.lora import AdapterSegment
 from engine.training.trainer import Trainer
@@ -59,6 +61,22 @@ _CHANGED_LOGITS: dict[str, PretrainedConfig] = {
     "capped": Gemma2Config(**_GROUPED, head_dim=16, final_logit_softcapping=30.0, sliding_window=16),
     "scaled": GraniteConfig(**_GROUPED, logits_scaling=1.3),
 }
+_ROUTED: dict[str, PretrainedConfig] = {
+    "mixtral": MixtralConfig(**_SIZES, intermediate_size=96, num_key_value_heads=2, num_local_experts=4),
+    "qwen3_moe": Qwen3MoeConfig(
+        **_SIZES, num_key_value_heads=2, head_dim=16, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2
+    ),
+    "gpt_oss": GptOssConfig(
+        **_SIZES,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=32,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=16,
+    ),
+}
 _NEIGHBOUR_LENGTHS = (9, 4, 2)
 
 
@@ -75,11 +93,11 @@ def load_base(directory: Path, dtype: str = "auto", vocabulary: int = 300) -> Ba
     return BaseModel.load(facts, dtype=dtype)
 
 
-def check_against_peft(model_dir: Path) -> None:
+def check_against_peft(model_dir: Path, *, train_mlp: bool = True) -> None:
     """A pass shared with a neighbour of another rank gives what plain PEFT gives alone: loss, logprobs, gradients."""
     trainer = Trainer(load_base(model_dir))
-    trainer.create(RUN, settings(train_unembed=False))
-    trainer.create(NEIGHBOUR, settings(rank=3, seed=9))
+    trainer.create(RUN, settings(train_unembed=False, train_mlp=train_mlp))
+    trainer.create(NEIGHBOUR, settings(rank=3, seed=9, train_mlp=train_mlp))
     randomise(trainer, RUN, 5)
     randomise(trainer, NEIGHBOUR, 6)
     reference = reference_for(trainer, RUN, model_dir)
@@ -153,10 +171,23 @@ def test_logits_capped_or_scaled_in_bfloat16_are_computed_in_chunks(
     check_against_peft(tmp_path / name)
 
 
-def test_base_whose_mlp_is_routed_experts_only_is_refused(tmp_path: Path) -> None:
-    config = MixtralConfig(**_SIZES, intermediate_size=96, num_key_value_heads=2, num_local_experts=4)
-    with pytest.raises(InvalidRequest, match="no mlp projections"):
-        load_base(write_base(config, tmp_path / "mixtral"))
+@pytest.mark.parametrize("name", list(_ROUTED))
+def test_base_whose_experts_are_all_routed_trains_its_attention_and_refuses_to_train_its_mlp(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = Trainer(load_base(write_base(_ROUTED[name], tmp_path / name)))
+    assert "routed experts, which adapters do not change" in caplog.text
+    with pytest.raises(InvalidRequest, match="train_mlp must be false"):
+        trainer.create(NEIGHBOUR, settings())
+    check_against_peft(tmp_path / name, train_mlp=False)
+
+
+def test_base_without_any_layer_that_adapters_can_change_is_refused(tmp_path: Path) -> None:
+    base = load_base(write_base(_ROUTED["mixtral"], tmp_path / "mixtral"))
+    for group in ("attn", "unembed"):
+        assert any(projection.group == group for projection in base.projections.values())
+    with pytest.raises(InvalidRequest, match="no projections as linear layers"):
+        _usable_projections(base.facts, {}, {})
 
 
 def test_bfloat16_base_trains_close_to_float32_with_float32_state(tiny_model_dir: Path, base: BaseModel) -> None:

@@ -22,6 +22,7 @@ from transformers import (
     PretrainedConfig,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3MoeConfig,
 )
 
 from contracts.base_model import read_base_model_facts
@@ -122,6 +123,9 @@ OTHERS: dict[str, PretrainedConfig] = {
     "flattened rows": OPTConfig(**_SIZES, ffn_dim=96, max_position_embeddings=128, word_embed_proj_dim=64, dropout=0.0),
     "capped logits": Gemma2Config(**_GROUPED, head_dim=16, final_logit_softcapping=5.0, sliding_window=16),
     "tied embeddings": Qwen2Config(**_GROUPED, tie_word_embeddings=True),
+    "experts, all routed": Qwen3MoeConfig(
+        **_GROUPED, head_dim=16, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2
+    ),
     "experts": Qwen2MoeConfig(
         **_GROUPED, moe_intermediate_size=32, shared_expert_intermediate_size=64, num_experts=4, num_experts_per_tok=2
     ),

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from contracts.errors import ErrorCategory, WeftError
 from contracts.ids import CheckpointId, RequestId, RunId, TenantId
-from contracts.operations import OperationKind, Payload, Result, Unreadable
+from contracts.operations import LoraSettings, OperationKind, Payload, Result, Unreadable
 from contracts.paths import CheckpointPath
 from contracts.rate_lines import RateLine
 from contracts.sample_demand import SampleDemand
@@ -181,6 +181,8 @@ class PendingOperation:
     """Weight of the operation's tenant in the scheduler."""
     lease: RunLease
     """Lease of the run, held by the trainer that asked."""
+    lora: LoraSettings
+    """Settings of the run's adapter."""
     trace_id: str | None = None
     is_replay: bool = False
     """True for an operation that is done, and is to be applied again."""

@@ -27,6 +27,7 @@ from contracts.operations import OperationKind, Payload, SampleOutput, Unreadabl
 from ledger.payload_files import PayloadFiles
 from tenants.prices import Meter
 from tenants.rates import seconds_to_wait
+from tenants.runs import lora_settings
 from tenants.usage_costs import of_sample
 
 log = logging.getLogger(__name__)
@@ -126,6 +127,7 @@ def pending_operation(
         next_seq_id=row.next_seq_id,
         share=row.share,
         lease=RunLease(trainer, row.lease_token),
+        lora=lora_settings(row),
         trace_id=row.trace_id,
         is_replay=is_replay,
         starts_at=starts_at,

@@ -170,6 +170,12 @@ _WITHOUT_PAYLOAD: Select[Any] = (
         runs.c.next_seq_id,
         runs.c.lease_token,
         runs.c.weight.label("run_weight"),
+        runs.c.rank,
+        runs.c.alpha,
+        runs.c.seed,
+        runs.c.train_attn,
+        runs.c.train_mlp,
+        runs.c.train_unembed,
         weight(tenants.c),
     )
     .join_from(operations, runs, runs.c.id == operations.c.lane)

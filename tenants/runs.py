@@ -3,8 +3,9 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import bindparam, func, select, update
+from sqlalchemy import Row, bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound, RunUnloaded, SessionEnded
@@ -76,7 +77,7 @@ async def insert_run(transaction: AsyncSession, tenant: TenantId, new: NewRun, c
     return await transaction.scalar(inserted) is not None
 
 
-def lora_settings(run: Run) -> LoraSettings:
+def lora_settings(run: Run | Row[Any]) -> LoraSettings:
     """Return the adapter's recorded settings, with the seed resolved."""
     return LoraSettings(
         rank=run.rank,

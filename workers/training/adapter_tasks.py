@@ -25,6 +25,7 @@ from ledger.runtime import Runtime
 from ledger.untold import tell
 from telemetry.context import working_on
 from workers.training.adapter_restorer import CheckpointUnread
+from workers.training.adapter_room import AdapterRoom
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.completion_writer import CompletionWriter
 from workers.training.creation_limits import MOST_ASKED
@@ -72,7 +73,7 @@ class AdapterTasks:
         self._most_attempts = runtime.settings.max_attempts
         self._wake = wake
         self._tasks: dict[RunId, asyncio.Task[None]] = {}
-        self._arriving = 0
+        self._room = AdapterRoom(lanes, residency)
         self._creating = asyncio.Lock()
         self._limits = turns.creations
         self._openers: set[TenantId] = set()
@@ -90,6 +91,7 @@ class AdapterTasks:
         free = [lane for lane in self._lanes if not lane.is_busy and lane.run not in self._tasks]
         heads = [(lane, head) for lane in free if (head := lane.head) is not None]
         heads.sort(key=lambda one: one[1].position)
+        self._room.begin_round()
         for lane, head in heads:
             if head.attempts >= self._most_attempts:
                 self._start(lane, head, self._refuse(head))
@@ -104,8 +106,7 @@ class AdapterTasks:
             elif creates(head):
                 self._begin_creation(lane, head, heads)
             elif not self._residency.holds(lane.run):
-                if self._make_room(lane.run, head.position):
-                    self._arriving += 1
+                if self._room.make(lane, head.position):
                     self._start(lane, head, self._bring_in(lane, head), retries=True)
             elif head.kind not in _BY_PASSES and self._residency.is_at(lane.run, lane.next_seq_id):
                 self._start(lane, head, self._run_alone(lane, head))
@@ -120,8 +121,7 @@ class AdapterTasks:
             others = [run for run in islice(asked, MOST_ASKED) if run != lane.run]
             self._openers.add(lane.tenant)
             self._start(lane, head, self._ask(lane.tenant, [lane.run, *others]))
-        elif self._make_room(lane.run, head.position):
-            self._arriving += 1
+        elif self._room.make(lane, head.position):
             self._openers.add(lane.tenant)
             self._start(lane, head, self._create(lane, head))
 
@@ -238,34 +238,6 @@ class AdapterTasks:
             lane.waiting.clear()
             lane.loaded.clear()
 
-    # --- room in memory --------------------------------------------------------------------------------------------
-
-    def _make_room(self, arriving: RunId, position: int) -> bool:
-        """Page out adapters until there is room for the run ``arriving``. Return whether there is room now.
-
-        ``position`` is the ledger position of the operation that needs the adapter.
-
-        - Idle adapters go first, least recently used first. Adapters whose next operation was accepted after ``position``
-          go next. So the oldest operation always gets its adapter, and no tenant starves.
-        - No more adapters go than must. The arriving adapter waits while paged-out adapters are being written.
-        - An adapter runs at least one operation before it can be evicted (prevents thrashing).
-        """
-        while not self._residency.has_room(arriving, arriving=self._arriving, once_left=True):
-            idle, younger = [], []
-            for run in self._residency.residents():
-                lane = self._lanes.get(run)
-                if lane is None or not (lane.is_busy or lane.started or lane.has_work):
-                    idle.append(run)
-                elif lane.is_busy or lane.started or (lane.has_just_arrived and not lane.is_held):
-                    continue
-                elif lane.head is None or lane.head.position > position:
-                    younger.append(run)
-            leaving = self._residency.least_recently_used(idle) or self._residency.least_recently_used(younger)
-            if leaving is None:
-                return False
-            self._residency.page_out(leaving)
-        return self._residency.has_room(arriving, arriving=self._arriving)
-
     # --- kinds of work ---------------------------------------------------------------------------------------------
 
     async def _refuse(self, head: ReadyOperation) -> bool:
@@ -289,7 +261,7 @@ class AdapterTasks:
             log.error("run=%s could not be restored: %s", head.lane, error.message)
             raise unrestored(error.message) from error
         finally:
-            self._arriving -= 1
+            self._residency.no_longer_expect(lane.run)
         return False
 
     async def _come_in(self, lane: Lane, head: ReadyOperation) -> None:
@@ -329,7 +301,7 @@ class AdapterTasks:
             return has_run
         finally:
             self._openers.discard(lane.tenant)
-            self._arriving -= 1
+            self._residency.no_longer_expect(lane.run)
 
     async def _refuse_unreadable(self, lane: Lane, head: ReadyOperation) -> bool:
         """Fail an operation of which nothing can be run."""

@@ -13,7 +13,7 @@ from time import monotonic
 from contracts.errors import EngineFailure, WeftError
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import UNLOAD_SEQ_ID, PendingOperation, ReadyOperation, RunLease
-from contracts.operations import LoadWeights, OperationKind, TrainingBatch, Unreadable
+from contracts.operations import LoadWeights, LoraSettings, OperationKind, TrainingBatch, Unreadable
 from engine.training.pass_operation import PassOperation
 
 PASS_KINDS = frozenset({OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD})
@@ -44,6 +44,7 @@ class Lane:
     share: float
     next_seq_id: int
     lease: RunLease
+    lora: LoraSettings
     waiting: dict[int, PendingOperation] = field(default_factory=dict)
     """Operations known without payload, by seq_id."""
     loaded: dict[int, ReadyOperation] = field(default_factory=dict)
@@ -66,6 +67,8 @@ class Lane:
     """Weight of the run among the runs of its tenant."""
     failing_since: float | None = None
     """Monotonic seconds of the first of the tries in a row that could not bring the adapter in."""
+    lacks_room_since: float | None = None
+    """Monotonic seconds since which the adapter waits for room in memory."""
     restore_failure: WeftError | None = None
     """Reason why the adapter could not be rebuilt. The next pending operation fails with it."""
 
@@ -251,7 +254,7 @@ class Lanes:
         for operation in pending:
             lane = self._lanes.get(operation.run)
             if lane is None:
-                lane = Lane(operation.run, operation.tenant, operation.share, operation.next_seq_id, operation.lease)
+                lane = _lane_of(operation)
                 lane.is_held = self._is_held(lane)
                 self._lanes[operation.run] = lane
             lane.share, lane.weight = operation.share, operation.weight
@@ -284,6 +287,12 @@ class Lanes:
         for lane in self:
             if not (lane.has_work or lane.is_busy or lane.unwritten or lane.started):
                 del self._lanes[lane.run]
+
+
+def _lane_of(operation: PendingOperation) -> Lane:
+    return Lane(
+        operation.run, operation.tenant, operation.share, operation.next_seq_id, operation.lease, operation.lora
+    )
 
 
 def is_unreadable(operation: ReadyOperation) -> bool:

@@ -6,13 +6,13 @@ Invariants: the state that the trainer holds for a run equals the effect of ever
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from contracts.errors import WeftError
 from contracts.ids import RunId, TenantId
 from contracts.ledger_records import LanePosition, ReadyOperation, RunLease, lease_of
-from contracts.operations import LoadWeights, LoraSettings
+from contracts.operations import DEFAULT_ALPHA, LoadWeights, LoraSettings
 from engine.training.adapter_state import AdapterState, largest_nbytes
 from engine.training.budgets import default_adapter_memory
 from ledger.runtime import Runtime
@@ -67,6 +67,10 @@ class AdapterResidency:
         self._snapshots = SnapshotWriter(runtime, engine, self.files, drain=drain, is_valid=self._is_known)
         self._residents: dict[RunId, _Resident] = {}
         self._leaving: dict[RunId, Snapshot] = {}
+        self._arriving: dict[RunId, int] = {}
+        """Bytes of each adapter that is being brought in."""
+        self._sizes: dict[LoraSettings, int] = {}
+        """Bytes by what they depend on: rank and targets."""
         self._uses = 0
 
     # --- coming in -------------------------------------------------------------------------------------------------
@@ -94,6 +98,10 @@ class AdapterResidency:
     def is_away(self, run: RunId) -> bool:
         """Return whether nothing of the run is in memory or on its way to disk."""
         return not (run in self._residents or run in self._leaving or self._snapshots.is_writing(run))
+
+    def is_leaving(self, run: RunId) -> bool:
+        """Return whether the adapter is on its way to disk and still in memory."""
+        return run in self._leaving
 
     def lease_of(self, run: RunId) -> RunLease | None:
         """Return the lease under which the run's adapter came into memory, None when it is not there."""
@@ -156,8 +164,7 @@ class AdapterResidency:
         self.touch(run)
 
     def _nbytes(self, state: AdapterState) -> int:
-        """Return the bytes that training the adapter needs at most: weights, gradient and moments."""
-        return largest_nbytes(self._trainer.base, state.weights.settings)
+        return self.nbytes_of(state.weights.settings)
 
     # --- being there -----------------------------------------------------------------------------------------------
 
@@ -174,18 +181,34 @@ class AdapterResidency:
             self._uses += 1
             resident.last_used = self._uses
 
-    def has_room(self, run: RunId, *, arriving: int, once_left: bool = False) -> bool:
-        """Return whether the memory budget holds the run's adapter beside all others.
+    def nbytes_of(self, settings: LoraSettings) -> int:
+        """Return the bytes that training an adapter needs at most: weights, gradient and moments."""
+        key = replace(settings, alpha=DEFAULT_ALPHA, seed=None)
+        if (found := self._sizes.get(key)) is None:
+            found = self._sizes[key] = largest_nbytes(self._trainer.base, settings)
+        return found
 
-        The others are the adapters in memory, ``arriving`` more that are being brought in, and the adapters being written
-        to disk. With ``once_left`` the adapters being written do not count, since their memory is free once they are
-        written. One adapter fits in any case.
+    def has_room(self, run: RunId, nbytes: int, *, promised: int = 0, once_left: bool = False) -> bool:
+        """Return whether the memory budget holds ``nbytes`` of the run's adapter beside all others.
+
+        The others are the adapters in memory, adapters that are being brought in, ``promised`` bytes of adapters that come
+        first, and the adapters being written to disk. With ``once_left`` the adapters being written do not count, since
+        their memory is free once they are written. One adapter fits in any case.
         """
-        sizes = [resident.nbytes for resident in self._residents.values()]
+        others = promised + sum(resident.nbytes for resident in self._residents.values())
+        # One that is there already, and is recorded yet, counts once.
+        others += sum(size for one, size in self._arriving.items() if one not in self._residents)
         if not once_left:
-            sizes += [snapshot.nbytes for snapshot in self._leaving.values() if snapshot.run != run]
-        # An adapter's size is known only once it is in memory. While no adapter is there, one adapter comes alone.
-        return sum(sizes) + (arriving + 1) * max(sizes) <= self._memory_bytes if sizes else not arriving
+            others += sum(snapshot.nbytes for snapshot in self._leaving.values() if snapshot.run != run)
+        return not others or others + nbytes <= self._memory_bytes
+
+    def expect(self, run: RunId, nbytes: int) -> None:
+        """Keep memory for an adapter that is being brought in, until ``no_longer_expect``."""
+        self._arriving[run] = nbytes
+
+    def no_longer_expect(self, run: RunId) -> None:
+        """Note that the adapter is in memory, or could not be brought in."""
+        self._arriving.pop(run, None)
 
     def least_recently_used(self, among: Iterable[RunId]) -> RunId | None:
         """Return the resident run of ``among`` that has not been used for longest, None if none is resident."""

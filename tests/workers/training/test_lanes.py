@@ -44,10 +44,13 @@ def pending(
 ) -> PendingOperation:
     """Return an operation as the ledger lists it, accepted after all made before."""
     id = RequestId(f"{run}/{seq_id}")
-    return PendingOperation(id, next(_positions), TENANTS[run], run, seq_id, kind, tokens, next_seq_id, 1.0, LEASE)
+    return PendingOperation(
+        id, next(_positions), TENANTS[run], run, seq_id, kind, tokens, next_seq_id, 1.0, LEASE, LORA
+    )
 
 
 LEASE = RunLease("a trainer", 1)
+LORA = LoraSettings(rank=4, seed=1)
 
 
 def ready(operation: PendingOperation) -> ReadyOperation:

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import PendingOperation, ReadyOperation, RunLease
 from contracts.losses import LossName
-from contracts.operations import Datum, ForwardBackwardOutput, LossSpec, OperationKind, TrainingBatch
+from contracts.operations import Datum, ForwardBackwardOutput, LoraSettings, LossSpec, OperationKind, TrainingBatch
 from engine.model.base import BaseModel
 from tests.engine.training.conftest import make_batch
 from tests.workers.training.conftest import NewRig
@@ -78,7 +78,7 @@ def pending(tenant: TenantId, position: int, *, nbytes: int) -> PendingOperation
     """Return a model's next operation as the ledger lists it."""
     kind, id = OperationKind.FORWARD_BACKWARD, RequestId(str(position))
     run, lease = RunId(f"{tenant}:{position}"), RunLease("a trainer", 1)
-    return PendingOperation(id, position, tenant, run, 1, kind, 10, 1, 1.0, lease, nbytes=nbytes)
+    return PendingOperation(id, position, tenant, run, 1, kind, 10, 1, 1.0, lease, LoraSettings(rank=4), nbytes=nbytes)
 
 
 def ready(one: PendingOperation) -> ReadyOperation:

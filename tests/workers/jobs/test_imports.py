@@ -20,6 +20,7 @@ from tenants.weight_jobs import ARCHIVE, IMPORTS, NewJob, new_job_id, staged_fol
 from testing.held_file import PATIENCE_SECONDS, HeldFile
 from tests.workers.jobs import test_runner
 from tests.workers.jobs.test_runner import BASE, Shop
+from workers import unread_files
 from workers.housekeeping.folders import FolderRemoval
 from workers.jobs import runner as runner_module
 
@@ -168,3 +169,42 @@ async def test_an_archive_without_an_unfinished_job_is_an_orphan(shop: Shop) -> 
     assert removed == 2
     assert staged(shop) == [theirs]
     assert len(shop.folders()) == 2
+
+
+@pytest.mark.parametrize("folder", [".", IMPORTS])
+async def test_an_import_whose_folder_is_away_for_a_while_is_postponed(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """The whole data folder is away, or the folder of archives. No attempt counts, and another tenant's merge is done."""
+    monkeypatch.setattr(unread_files, "LONGEST_SECONDS", -1.0 if folder == "." else 600.0)
+    (cats, path), (dogs, dogs_path) = await shop.tenant("cats"), await shop.tenant("dogs")
+    id = await stage(shop, cats, await archive_of(shop, cats, path))
+    present = shop.runtime.data_folder.path(folder)
+    away = present.rename(present.with_name("away"))
+    runner = shop.runner()
+    for _ in range(shop.runtime.settings.max_attempts + 1):
+        await runner.run_all()
+        waiting = await shop.job(cats, id)
+        assert (waiting.state, waiting.attempts, waiting.error_message) == (JobState.PENDING, 0, None)
+    if folder == IMPORTS:
+        theirs = await shop.ask(dogs, dogs_path, "theirs")
+        await runner.run_all()
+        assert (await shop.job(dogs, theirs)).state == JobState.DONE
+    away.rename(present)
+    theirs = await shop.ask(dogs, dogs_path, "again")
+    await runner.run_all()
+    done, other = await shop.job(cats, id), await shop.job(dogs, theirs)
+    assert (done.state, done.attempts, other.state) == (JobState.DONE, 1, JobState.DONE)
+    assert staged(shop) == []
+
+
+async def test_an_import_whose_archive_is_gone_fails_and_anothers_is_done(shop: Shop) -> None:
+    jobs = []
+    for name in ("cats", "dogs"):
+        tenant, path = await shop.tenant(name)
+        jobs.append((tenant, await stage(shop, tenant, await archive_of(shop, tenant, path))))
+    shop.runtime.data_folder.remove(staged_folder(jobs[0][1]))
+    await shop.runner().run_all()
+    gone, done = [await shop.job(*one) for one in jobs]
+    assert (gone.state, gone.error_code, done.state) == (JobState.FAILED, "invalid_request", JobState.DONE)
+    assert "send it again" in str(gone.error_message)

@@ -36,6 +36,7 @@
     │   └── OversizedBody      413  payload_too_large    carries the body's first bytes, which name the failed operation
     ├── EngineFailure          500  engine_failure       weft's own fault; only ever stored as a failed operation
     │   ├── UnreadableOperation  500  unreadable_operation  what was recorded of it cannot be read back
+    │   ├── StateUnrestored    500  state_unrestored     a model's training state could not be brought back
     │   ├── AdapterLost        500  engine_failure       a vLLM server forgot an adapter; weft loads it again
     │   └── PoisonOperation    500  poison_operation     processes ended each time they computed the operation
     ├── LeaseLost              503  lease_lost           never leaves a trainer: another one has the run now
@@ -52,6 +53,7 @@ Errors that never become an HTTP answer have no status and no code. Each is draw
     ├── WorkFailed             workers.jobs.job_process      a job's work failed in an unforeseen way; the job has failed
     ├── WorkPostponed          workers.jobs.job_process      a job's work cannot read a file now; the job is tried again
     ├── CheckpointUnread       workers.training.adapter_restorer  a checkpoint cannot be read now; the load is tried again
+    │   └── SnapshotUnread     workers.training.adapter_restorer  what a run is restored from cannot be read now; tried again
     ├── BrokenOff              api.endable_response          an answer ends between two pieces; never leaves it
     ├── Unreachable            workers.webhooks.sender       a webhook's host has no address that may be reached; never leaves it
     ├── HangingLookups         workers.webhooks.sender       a tenant's look-ups hang, and one more may not begin; never leaves it
@@ -326,6 +328,12 @@ class UnreadableOperation(EngineFailure):
     """The recorded payload or result of an operation is damaged, gone, or of a kind that this version does not know."""
 
     code = "unreadable_operation"
+
+
+class StateUnrestored(EngineFailure):
+    """The training state of the operation's run could not be brought back: a file or an operation that it needs is lost."""
+
+    code = "state_unrestored"
 
 
 class ProcessMustEnd(BaseException):

@@ -27,11 +27,12 @@ from ledger.statements import MAX_PENDING
 from store.fair_places import OWN_WORK, FairPlaces, Owner
 from store.tables import Run, RunState
 from tenants.checkpoint_holds import find_loaded, held_checkpoint
-from tenants.checkpoints import directory_of
+from tenants.checkpoints import SNAPSHOTS, directory_of
 from tenants.run_history import RunEventKind, note_run_events, was_restored
 from tenants.runs import get_run, lora_settings
 from workers.training.lanes import Rebuild
 from workers.training.training_engine import TrainingEngine
+from workers.unread_files import UnreadFiles
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,10 @@ class CheckpointUnread(Exception):
     """A checkpoint's files cannot be read now. Nothing has changed."""
 
 
+class SnapshotUnread(CheckpointUnread):
+    """A file from which a run is restored cannot be read now. Nothing has changed, and nothing of the run is in memory."""
+
+
 class AdapterRestorer:
     """Makes adapters' states and puts them into one base model's trainer."""
 
@@ -77,11 +82,14 @@ class AdapterRestorer:
         self._files = files
         self._in_hand = engine.in_hand
         self._most_attempts = runtime.settings.max_attempts
+        self._unread_snapshots = UnreadFiles(runtime.data_folder, within=SNAPSHOTS)
+        self._unread_checkpoints = UnreadFiles(runtime.data_folder)
 
     async def restore(self, operation: ReadyOperation) -> RestoredAdapter:
-        """Put the run's newest snapshot into the trainer, or what the run was created with. Raises ``WeftError``.
+        """Put the run's newest snapshot into the trainer, or what the run was created with.
 
-        The operations since then are to be applied again.
+        The operations since then are to be applied again. Raises ``WeftError``, and ``SnapshotUnread`` for a file that cannot
+        be read now.
         """
         # Few at a time of one tenant, so that a tenant with many runs does not stand before the others.
         turn = self._tenant_turns.setdefault(operation.tenant, asyncio.Semaphore(_RESTORES_OF_A_TENANT))
@@ -126,10 +134,20 @@ class AdapterRestorer:
 
     async def _read_snapshot(self, directory: str, owner: TenantId) -> AdapterState:
         async with self._files.place_of(owner):
-            return await asyncio.to_thread(read_state, self._data_folder.path(directory), self._trainer.base)
+            try:
+                state = await asyncio.to_thread(read_state, self._data_folder.path(directory), self._trainer.base)
+            except Unavailable as outage:
+                unread = outage
+            else:
+                self._unread_snapshots.forget(directory)
+                return state
+        if await self._unread_snapshots.is_lost(directory):
+            # Noted on: the operations that come next need not wait for it anew, and each has it tried once.
+            raise EngineFailure("its snapshot's file cannot be read") from unread
+        raise SnapshotUnread(unread.message) from unread
 
     async def _create_again(self, run: Run, first: PendingOperation | None) -> AdapterState:
-        """Return the state that the run's creation made. Raises ``WeftError``."""
+        """Return the state that the run's creation made. Raises ``WeftError`` and ``SnapshotUnread``."""
         if first is None:
             raise EngineFailure("the run has neither a snapshot nor a creation")
         async with self._database.read() as session:
@@ -141,13 +159,20 @@ class AdapterRestorer:
             raise PoisonOperation(f"{creation.attempts} trainers ended at the creation (request {creation.id})")
         with self._in_hand.holding([creation.id]):
             if isinstance(creation.payload, LoadWeights):
-                try:
-                    return (await self.read_checkpoint(creation, creation.payload, creation.tenant)).state
-                except CheckpointUnread as unread:
-                    raise Unavailable(str(unread)) from unread
+                return await self._read_creation(creation, creation.payload)
             if creation.kind is not OperationKind.CREATE_MODEL:
                 raise EngineFailure(f"replay cannot begin with operation {creation.seq_id}, a {creation.kind}")
             return await self._fresh(lora_settings(run), creation.tenant)
+
+    async def _read_creation(self, creation: ReadyOperation, load: LoadWeights) -> AdapterState:
+        try:
+            found = await self.read_checkpoint(creation, load, creation.tenant)
+        except CheckpointUnread as unread:
+            if await self._unread_checkpoints.is_lost(creation.id):
+                raise EngineFailure("its checkpoint's file cannot be read") from unread
+            raise SnapshotUnread(str(unread)) from unread
+        self._unread_checkpoints.forget(creation.id)
+        return found.state
 
     async def _note(self, run: Run, replayed: int) -> None:
         """Note the restore in the run's history: the first under a lease, and every one that replays operations."""

@@ -170,8 +170,8 @@ class AdapterTasks:
         try:
             has_run = await work
         except CheckpointUnread as unread:
-            # The adapter stays: what came before the load need not be computed again.
-            log.warning("operation=%s kind=%s cannot read its checkpoint now: %s", head.id, head.kind, unread)
+            # An adapter that is there stays: what came before the load need not be computed again.
+            log.warning("operation=%s kind=%s cannot read its file now: %s", head.id, head.kind, unread)
             self._turns.put_off(head.id)
             return True
         except _RETRIED as failure:

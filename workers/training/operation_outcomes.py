@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from contracts.errors import EngineFailure, WeftError
+from contracts.errors import EngineFailure, StateUnrestored, WeftError
 from contracts.ids import RunId
 from contracts.ledger_records import Completion, ReadyOperation
 from contracts.operations import Result
@@ -96,9 +96,9 @@ def has_failed_whole(outcomes: Sequence[object]) -> bool:
     return bool(outcomes) and all(isinstance(outcome, EngineFailure) for outcome in outcomes)
 
 
-def unrestored(cause: str) -> EngineFailure:
+def unrestored(cause: str) -> StateUnrestored:
     """Return the error that the owner of a run reads whose adapter could not be rebuilt."""
-    return EngineFailure(f"this model's training state could not be restored: {cause}; load a checkpoint instead")
+    return StateUnrestored(f"this model's training state could not be restored: {cause}; load a checkpoint instead")
 
 
 def left_out(operation: ReadyOperation, cause: Exception) -> EngineFailure:

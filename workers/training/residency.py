@@ -111,7 +111,8 @@ class AdapterResidency:
     async def bring_in(self, operation: ReadyOperation) -> Rebuild | None:
         """Bring the operation's adapter into memory: as its snapshot has it, or as it was when it is on its way to disk.
 
-        Return which operations it lacks; None: it is as it was. Raises ``WeftError`` when the adapter cannot be restored.
+        Return which operations it lacks; None: it is as it was. Raises ``WeftError`` when the adapter cannot be restored,
+        and ``SnapshotUnread`` when a file of it cannot be read now.
         """
         run = RunId(operation.lane)
         leaving = self._leaving.get(run)

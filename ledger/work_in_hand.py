@@ -30,6 +30,8 @@ class WorkInHand:
         self.begun = 0
         """Number of times that work has begun. It grows while the trainer finds work."""
         self._held: Counter[RequestId] = Counter()
+        self._waiting: dict[RequestId, bool] = {}
+        """Operations in ``waiting`` blocks; True for each that has begun."""
         self._file: int | None = None
 
     def __bool__(self) -> bool:
@@ -65,6 +67,34 @@ class WorkInHand:
             self._end(operations)
             raise
         self._end(operations)
+
+    @contextmanager
+    def waiting(self, operation: RequestId) -> Iterator[None]:
+        """Record ``operation`` from ``begin`` to the end of the ``with`` block.
+
+        A trainer that dies before says nothing about an operation that only waits. One that has begun stays recorded as in
+        ``holding``.
+        """
+        self._waiting[operation] = False
+        try:
+            yield
+        except Exception:
+            self._end_waiting(operation)
+            raise
+        self._end_waiting(operation)
+
+    def begin(self, *operations: RequestId) -> None:
+        """Record that operations in ``waiting`` blocks wait no more. Others are left as they are."""
+        begun = [one for one in operations if self._waiting.get(one) is False]
+        if begun:
+            self.begun += 1
+            self._waiting.update(dict.fromkeys(begun, True))
+            self._held.update(begun)
+            self._write()
+
+    def _end_waiting(self, operation: RequestId) -> None:
+        if self._waiting.pop(operation):
+            self._end([operation])
 
     def _end(self, operations: Sequence[RequestId]) -> None:
         self._held.subtract(operations)

@@ -6,7 +6,8 @@ ordinary work (``workers.training.lanes``).
 
 import asyncio
 import logging
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -15,7 +16,7 @@ from weakref import WeakValueDictionary
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import EngineFailure, LeaseLost, NotFound, PoisonOperation, RunUnloaded, Unavailable
-from contracts.ids import CheckpointId, RunId, TenantId
+from contracts.ids import CheckpointId, RequestId, RunId
 from contracts.ledger_records import PendingOperation, ReadyOperation, RunLease, lease_of
 from contracts.operations import LoadWeights, LoraSettings, OperationKind
 from contracts.paths import Segment, parse_path
@@ -109,9 +110,9 @@ class AdapterRestorer:
         log.debug("restoring run=%s snapshot_seq=%d next_seq=%d", run.id, run.snapshot_seq_id, run.next_seq_id)
         replayed = len(replays)
         if run.snapshot_dir is not None:
-            state = await self._read_snapshot(run.snapshot_dir, operation.tenant)
+            state = await self._read_snapshot(run.snapshot_dir, operation)
         else:
-            state = await self._create_again(run, replays.pop(0) if replays else None)
+            state = await self._create_again(run, replays.pop(0) if replays else None, operation)
         await self._compute.run(partial(self._trainer.put, run_id, state))
         if replayed or not is_told:
             await self._note(run, replayed)
@@ -132,8 +133,15 @@ class AdapterRestorer:
             reached = some[-1].seq_id if some else reached
         return found
 
-    async def _read_snapshot(self, directory: str, owner: TenantId) -> AdapterState:
+    @asynccontextmanager
+    async def _place(self, owner: Owner, begins: Sequence[RequestId]) -> AsyncIterator[None]:
+        """Hold a place of ``owner``, and record that the operations ``begins`` have begun."""
         async with self._files.place_of(owner):
+            self._in_hand.begin(*begins)
+            yield
+
+    async def _read_snapshot(self, directory: str, operation: ReadyOperation) -> AdapterState:
+        async with self._place(operation.tenant, [operation.id]):
             try:
                 state = await asyncio.to_thread(read_state, self._data_folder.path(directory), self._trainer.base)
             except Unavailable as outage:
@@ -146,8 +154,8 @@ class AdapterRestorer:
             raise EngineFailure("its snapshot's file cannot be read") from unread
         raise SnapshotUnread(unread.message) from unread
 
-    async def _create_again(self, run: Run, first: PendingOperation | None) -> AdapterState:
-        """Return the state that the run's creation made. Raises ``WeftError`` and ``SnapshotUnread``."""
+    async def _create_again(self, run: Run, first: PendingOperation | None, operation: ReadyOperation) -> AdapterState:
+        """Return the state that the run's creation made, for ``operation``. Raises ``WeftError`` and ``SnapshotUnread``."""
         if first is None:
             raise EngineFailure("the run has neither a snapshot nor a creation")
         async with self._database.read() as session:
@@ -157,16 +165,19 @@ class AdapterRestorer:
         (creation,) = loaded
         if creation.attempts >= self._most_attempts:
             raise PoisonOperation(f"{creation.attempts} trainers ended at the creation (request {creation.id})")
-        with self._in_hand.holding([creation.id]):
+        begins = [operation.id, creation.id]
+        with self._in_hand.waiting(creation.id):
             if isinstance(creation.payload, LoadWeights):
-                return await self._read_creation(creation, creation.payload)
+                return await self._read_creation(creation, creation.payload, begins)
             if creation.kind is not OperationKind.CREATE_MODEL:
                 raise EngineFailure(f"replay cannot begin with operation {creation.seq_id}, a {creation.kind}")
-            return await self._fresh(lora_settings(run), creation.tenant)
+            return await self._fresh(lora_settings(run), creation.tenant, begins)
 
-    async def _read_creation(self, creation: ReadyOperation, load: LoadWeights) -> AdapterState:
+    async def _read_creation(
+        self, creation: ReadyOperation, load: LoadWeights, begins: Sequence[RequestId]
+    ) -> AdapterState:
         try:
-            found = await self.read_checkpoint(creation, load, creation.tenant)
+            found = await self.read_checkpoint(creation, load, creation.tenant, begins)
         except CheckpointUnread as unread:
             if await self._unread_checkpoints.is_lost(creation.id):
                 raise EngineFailure("its checkpoint's file cannot be read") from unread
@@ -185,21 +196,24 @@ class AdapterRestorer:
                     transaction, [run.id], kind, trainer=run.trainer_id, now=self._clock(), detail=detail
                 )
 
-    async def put_fresh(self, run: RunId, settings: LoraSettings) -> AdapterState:
-        """Put a fresh adapter into the trainer and return its state. Raises ``InvalidRequest``."""
+    async def put_fresh(self, run: RunId, settings: LoraSettings, operation: ReadyOperation) -> AdapterState:
+        """Put a fresh adapter into the trainer for ``operation`` and return its state. Raises ``InvalidRequest``."""
         # Creations come one at a time, and everybody's wait for each.
-        state = await self._fresh(settings, OWN_WORK)
+        state = await self._fresh(settings, OWN_WORK, [operation.id])
         await self._compute.run(partial(self._trainer.put, run, state))
         return state
 
-    async def _fresh(self, settings: LoraSettings, owner: Owner) -> AdapterState:
-        async with self._files.place_of(owner):
+    async def _fresh(self, settings: LoraSettings, owner: Owner, begins: Sequence[RequestId]) -> AdapterState:
+        async with self._place(owner, begins):
             return await asyncio.to_thread(fresh_state, self._trainer.base, settings)
 
-    async def read_checkpoint(self, operation: ReadyOperation, load: LoadWeights, owner: Owner) -> LoadedCheckpoint:
+    async def read_checkpoint(
+        self, operation: ReadyOperation, load: LoadWeights, owner: Owner, begins: Sequence[RequestId]
+    ) -> LoadedCheckpoint:
         """Return the state that the operation's adapter is to get from a training checkpoint.
 
-        Raises ``WeftError``, and ``CheckpointUnread`` for files that cannot be read now. It is read in a turn of ``owner``.
+        Raises ``WeftError``, and ``CheckpointUnread`` for files that cannot be read now. It is read in a turn of ``owner``,
+        in which the operations ``begins`` begin.
         The checkpoint is the one that was recorded for the operation, whatever its name stands for by now.
         """
         path = parse_path(load.path, segment=Segment.WEIGHTS)
@@ -215,7 +229,7 @@ class AdapterRestorer:
                     )
                 checkpoint = CheckpointId(found_now.id)
         run_id, directory = RunId(operation.lane), self._data_folder.path(directory_of(checkpoint))
-        async with self._files.place_of(owner):
+        async with self._place(owner, begins):
             read = partial(read_checkpoint, directory, self._trainer.base, optimizer=load.optimizer)
             try:
                 found = await asyncio.to_thread(read)

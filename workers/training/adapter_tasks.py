@@ -156,7 +156,8 @@ class AdapterTasks:
         task.add_done_callback(ended)
 
     async def _run_held(self, lane: Lane, head: ReadyOperation, work: Coroutine[Any, Any, bool], retries: bool) -> None:
-        with self._engine.in_hand.holding([head.id]):
+        # In hand only once it has its place among others: a neighbour's death must not count against what waits.
+        with self._engine.in_hand.waiting(head.id):
             is_away = await self._run(lane, head, work, retries)
         if is_away:
             await asyncio.sleep(_PAUSE_SECONDS)

@@ -309,6 +309,7 @@ class CheckpointOperations:
     async def unload(self, operation: ReadyOperation) -> None:
         """Drop the adapter for good. Operations that still wait in its lane fail."""
         run_id = RunId(operation.lane)
+        self._engine.in_hand.begin(operation.id)
         async with self._database.write() as transaction:
             snapshot = await snapshot_directory(transaction, operation.tenant, run_id)
             await set_run_state(transaction, operation.tenant, run_id, RunState.UNLOADED)
@@ -341,6 +342,7 @@ class CheckpointOperations:
         directory = self._data_folder.path(directory_of(checkpoint))
         state = self._engine.trainer.state(RunId(operation.lane))
         async with self._residency.files.place_of(operation.tenant):
+            self._engine.in_hand.begin(operation.id)
             return checkpoint, await asyncio.to_thread(write, directory, state)
 
     def _with_optimizer(self, directory: Path, state: AdapterState) -> int:

@@ -134,7 +134,7 @@ class AdapterResidency:
     async def create(self, operation: ReadyOperation, settings: LoraSettings) -> None:
         """Make a fresh adapter for the operation's run. Raises ``InvalidRequest``."""
         run = RunId(operation.lane)
-        state = await self._restorer.put_fresh(run, settings)
+        state = await self._restorer.put_fresh(run, settings, operation)
         self._note(run, operation, state, applied=operation.seq_id)
 
     async def read_checkpoint(self, operation: ReadyOperation, load: LoadWeights) -> LoadedCheckpoint:
@@ -143,7 +143,8 @@ class AdapterResidency:
         Raises ``WeftError``, and ``CheckpointUnread`` for files that cannot be read now.
         """
         # Creations come one at a time, and everybody's wait for each.
-        return await self._restorer.read_checkpoint(operation, load, OWN_WORK if load.creates else operation.tenant)
+        owner = OWN_WORK if load.creates else operation.tenant
+        return await self._restorer.read_checkpoint(operation, load, owner, [operation.id])
 
     async def take(self, operation: ReadyOperation, load: LoadWeights, state: AdapterState) -> None:
         """Put a state that was read into the operation's adapter, making it if ``load.creates``."""

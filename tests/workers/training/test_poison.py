@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
+from typing import NoReturn
 
 import pytest
 import torch
@@ -20,12 +21,14 @@ from contracts.operations import ForwardBackwardOutput, OptimStep, OptimStepped,
 from engine.model.base import BaseModel
 from engine.training.pass_operation import PassPiece
 from engine.training.trainer import ComputedPass
+from ledger.attempts import count_attempts
 from ledger.work_in_hand import WorkInHand, read_record, remove_record
 from store.data_folder import DataFolder
 from store.tables import Operation
 from tests.conftest import ROOT
 from tests.engine.training.conftest import make_batch
-from tests.workers.training.conftest import DEADLINE, Client, NewRig, Rig, undisturbed
+from tests.workers.training.conftest import DEADLINE, Client, NewRig, Rig, busy_file_threads, undisturbed
+from tests.workers.training.test_residency import out_of_memory
 from tests.workers.training.test_unread_checkpoints import SickDisk, saved
 from workers.training.turns import Turns
 
@@ -238,6 +241,68 @@ async def test_an_operation_with_too_many_attempts_fails_with_a_code_and_its_run
             assert (await row(rig, request)).error_code == "poison_operation"
         assert isinstance(await client.result(after), OptimStepped)
         assert isinstance(await other.do(batch(1)), ForwardBackwardOutput)
+
+
+@pytest.mark.parametrize("kind", ["save", "load", "restore", "creation"])
+async def test_work_that_waits_for_its_place_gets_no_attempt_when_its_trainer_dies(new_rig: NewRig, kind: str) -> None:
+    """The places of files are all taken by two tenants' saves, which have begun. A third tenant's work waits."""
+    rig = new_rig()
+    async with rig.running():
+        savers = [*await rig.clients("cats", "mice")]
+        savers += [await rig.model(one.tenant, one.session, one.lora, 1) for one in savers]
+        dogs, birds = await rig.clients("dogs", "birds")
+        for one in (*savers, dogs):
+            await one.result(one.created)
+        await dogs.do(batch(1))
+        load = await saved(dogs)
+        if kind == "restore":
+            await out_of_memory(rig, dogs)
+        trainer = rig.worker.leases.identity.id
+        with busy_file_threads():
+            saves = [await one.send(SaveWeights("kept")) for one in savers]
+            while not set(saves) <= set(read_record(rig.data_folder, trainer)):
+                await birds.do(batch(1))
+            if kind == "creation":
+                dogs = await rig.model(dogs.tenant, dogs.session, dogs.lora, 1)
+                waiting = dogs.created
+            else:
+                waiting = await dogs.send({"save": SaveWeights("theirs"), "load": load, "restore": STEP}[kind])
+            while not rig.residency.files.waiting:
+                await birds.do(batch(1))
+            in_hand = read_record(rig.data_folder, trainer)
+            async with rig.database.write() as transaction:
+                await count_attempts(transaction, in_hand)
+            assert [(await row(rig, one)).attempts for one in saves] == [1] * 4
+            assert (await row(rig, waiting)).attempts == 0
+        for one, request in [*zip(savers, saves, strict=True), (dogs, waiting)]:
+            await one.result(request)
+        assert isinstance(await birds.do(STEP), OptimStepped)
+
+
+async def test_waiting_work_is_recorded_from_its_begin_to_its_end(tmp_path: Path) -> None:
+    """Begun work stays recorded after an error that ends the process. Others' work is recorded by itself."""
+    folder, work = DataFolder(tmp_path), WorkInHand()
+    work.open(folder, "trainer")
+    mine, theirs = RequestId("1" * 36), RequestId("2" * 36)
+    with work.holding([theirs]):
+        with work.waiting(mine):
+            assert read_record(folder, "trainer") == [theirs]
+            work.begin(mine)
+            work.begin(mine)
+            assert set(read_record(folder, "trainer")) == {mine, theirs}
+        assert read_record(folder, "trainer") == [theirs]
+        with pytest.raises(KeyboardInterrupt), work.waiting(mine):
+            raise KeyboardInterrupt
+        assert read_record(folder, "trainer") == [theirs]
+
+    def die() -> NoReturn:
+        work.begin(mine)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), work.waiting(mine):
+        die()
+    assert read_record(folder, "trainer") == [mine]
+    work.close()
 
 
 async def test_a_record_shows_what_was_in_hand_last(tmp_path: Path) -> None:

@@ -158,7 +158,8 @@ async def test_an_adapter_that_is_restored_or_replayed_says_so(
         monkeypatch.setattr(rig.residency, "unsaved", lambda: [run for run in unsaved() if run != dogs.run])
     mine, theirs = await cats.send(batch(3)), await dogs.send(batch(4))
     with ExitStack() as opened:
-        opened.enter_context(stuck(monkeypatch, adapter_restorer, "read_state"))
+        for read in ("read_state", "fresh_state"):
+            opened.enter_context(stuck(monkeypatch, adapter_restorer, read))
         async with restarted(new_rig, rig) as again:
             # Whatever is found, what is stuck goes on before the trainer ends.
             with stuck(monkeypatch, again.trainer, "compute"):

@@ -18,6 +18,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from store.fair_places import FairPlaces
 from store.inline_sqlite import InlineConnection, inline_url
+from store.letters import know_every_letter
 from store.outages import outages_as_unavailable
 from store.statement_parameters import clean_parameters
 from store.surveys import Surveys, survey_place
@@ -90,6 +91,7 @@ def create_engine(url: str, *, pool_size: int = DEFAULT_POOL) -> AsyncEngine:
         for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", size):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
+        know_every_letter(connection)
 
     return engine
 

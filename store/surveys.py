@@ -18,6 +18,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from contracts.errors import Unavailable
 from store.fair_places import FairPlaces, Owner, asking
+from store.letters import know_every_letter
 from store.statement_limit import statement_limit, too_slow
 from store.statement_parameters import clean_parameters
 from store.transaction import SQLITE_BUSY_SECONDS, Transaction
@@ -156,3 +157,4 @@ def _only_read(connection: Any, _record: ConnectionPoolEntry) -> None:
     cursor = connection.cursor()
     cursor.execute("PRAGMA query_only=ON")
     cursor.close()
+    know_every_letter(connection)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, false, func, or_, select
+from sqlalchemy import ColumnElement, and_, case, false, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest
@@ -67,7 +67,7 @@ async def search_sessions(
 
     A page may be shorter than the query's limit and still have a next one. Raises ``InvalidRequest``.
     """
-    rows, end = await _searched(session, reached_sessions(owner), _conditions(query), query)
+    rows, end = await _searched(session, reached_sessions(owner), _conditions(session, query), query)
     page = rows[: query.limit]
     if len(rows) > query.limit:
         last = page[-1][0]
@@ -121,7 +121,7 @@ def _up_to(place: Place) -> list[ColumnElement[bool]]:
     return [Session.created_at >= created, or_(Session.created_at > created, Session.id <= last)]
 
 
-def _conditions(query: SessionQuery) -> list[ColumnElement[bool]]:
+def _conditions(session: AsyncSession, query: SessionQuery) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
     named: list[ColumnElement[bool]] = []
     if query.session_id is not None:
@@ -137,12 +137,22 @@ def _conditions(query: SessionQuery) -> list[ColumnElement[bool]]:
     for key, value in query.user_metadata.items():
         if '"' in key or "\\" in key:
             raise InvalidRequest("user_metadata: a name with a quotation mark or a backslash cannot be searched for")
-        conditions.append(Session.user_metadata[key].as_string() == value)
+        conditions.append(_metadata_text(session, key) == value)
     if query.key_prefixes is not None:
         conditions.append(ApiKey.prefix.in_(query.key_prefixes))
     if query.statuses is not None:
         conditions.append(or_(*(_has(status) for status in query.statuses)))
     return conditions
+
+
+def _metadata_text(session: AsyncSession, key: str) -> ColumnElement[str]:
+    """Return a value of a session's metadata as the API shows it. ``key`` has neither quotation marks nor backslashes."""
+    text: ColumnElement[str] = Session.user_metadata[key].as_string()
+    if session.get_bind().dialect.name != "sqlite":
+        return text
+    # SQLite takes true for 1.
+    kind = func.json_type(Session.user_metadata, f'$."{key}"')
+    return case((kind.in_(("true", "false")), kind), else_=text)
 
 
 def _has(status: SessionStatus) -> ColumnElement[bool]:

@@ -19,6 +19,7 @@ from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, has_a
 from engine.sampling.vllm.replica import VllmReplica
 from engine.sampling.vllm.server_memory import MemoryNeed, ServerMemory, gpus_each
 from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.target_modules import modules_beside_experts
 from store.data_folder import DataFolder
 from store.settings import Settings
 
@@ -231,6 +232,12 @@ def _process_settings(
             f"{facts.name} is of float32, and vLLM's adapters on an accelerator take half precision only: set "
             "WEFT_BASE_DTYPE=bfloat16, for the trainer and the samplers alike"
         )
+    modules = modules_beside_experts(facts.path)
+    if modules is not None and on_cpu:
+        raise InvalidRequest(
+            f"{facts.name} has routed experts, and vLLM computes those beside adapters on an accelerator only: leave out "
+            "WEFT_VLLM_REPLICAS, and weft samples it by itself"
+        )
     return VllmProcessSettings(
         command=settings.vllm_command or find_server_command(),
         model=facts.path,
@@ -240,6 +247,7 @@ def _process_settings(
         max_lora_rank=settings.max_rank,
         max_loras=settings.vllm_max_loras,
         max_cpu_loras=resident + _BESIDE_RESIDENT,
+        target_modules=modules,
         head_adapters=settings.vllm_head_adapters,
         max_logprobs=_most_logprobs(settings),
         dtype=dtype,

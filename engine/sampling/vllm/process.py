@@ -34,6 +34,7 @@ _PROBE_DEADLINE_S = 5.0
 _GUARD_S = 5.0
 # Variables of weft's own interpreter. vLLM runs in another one.
 _OWN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+_HEAD = "lm_head"
 _NO_HEAD = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class VllmProcessSettings:
     - ``max_loras`` adapters fit one batch; ``max_cpu_loras`` stay in memory; ``max_sequences`` are drawn at once.
     - ``on_cpu``: prompts are not split over steps, because vLLM on a CPU dies of a seeded prompt that it splits.
     - ``tune_cpu``: with ``on_cpu``, engine and model share a process that keeps off one core (``engine.sampling.vllm.cores``).
-    - Without ``head_adapters``, adapters may change ``target_modules`` only.
+    - ``target_modules``: layers that adapters may change, besides the head with ``head_adapters``. None: with the head, all.
     - ``need``: what its memory is reckoned from. None, or options in ``extra`` that say a size: weft gives it none.
     - ``extra``: more arguments, such as ``--tensor-parallel-size``. ``environment`` is added to weft's own.
     - ``log``: file that the server's output is appended to, looked at every ``log_look_s`` and moved aside beyond ``log_bytes``.
@@ -64,7 +65,7 @@ class VllmProcessSettings:
     max_sequences: int = 256
     tune_cpu: bool = True
     head_adapters: bool = False
-    target_modules: tuple[str, ...] = _NO_HEAD
+    target_modules: tuple[str, ...] | None = None
     max_logprobs: int = 20
     dtype: str = "auto"
     need: MemoryNeed | None = None
@@ -105,8 +106,9 @@ class VllmProcessSettings:
         # Left to itself, vLLM takes for all requests what the first one needs, and not every backend has every form.
         line += ["--structured-outputs-config", '{"backend": "xgrammar"}']
         line += [str(part) for pair in flags.items() for part in pair]
-        if not self.head_adapters:
-            line += ["--lora-target-modules", *self.target_modules]
+        if self.target_modules is not None or not self.head_adapters:
+            head = [_HEAD] if self.head_adapters else []
+            line += ["--lora-target-modules", *(self.target_modules or _NO_HEAD), *head]
         if self.on_cpu:
             line.append("--no-enable-chunked-prefill")
         if memory is not None:

@@ -1,6 +1,7 @@
 """Replicas of several pools and base models have names, and folders, of their own."""
 
 import asyncio
+import shutil
 import socket
 import sys
 from collections.abc import Sequence
@@ -9,6 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from contracts.base_model import BaseModelFacts, read_base_model_facts
 from contracts.errors import EngineFailure, InvalidRequest
@@ -122,6 +125,27 @@ def test_a_base_that_vllm_cannot_serve_with_adapters_is_refused_before_the_start
         vllm_sources(settings, bases[0], DataFolder(tmp_path), trains_here=True)
     half = settings.model_copy(update={"base_dtype": "bfloat16"})
     vllm_sources(half, bases[0], DataFolder(tmp_path), trains_here=True)
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_a_base_with_routed_experts_needs_an_accelerator_for_vllm_and_has_them_left_out_there(
+    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, on_cpu: bool
+) -> None:
+    monkeypatch.setattr("workers.sampling.replica_sources.has_accelerator", lambda: not on_cpu)
+    experts = {"model.layers.0.mlp.experts.0.up_proj.weight": torch.zeros(2, 2)}
+    folder = tmp_path / "routed"
+    shutil.copytree(tiny_model_dir, folder)
+    (folder / "model.safetensors").unlink()
+    save_file({"model.layers.0.self_attn.q_proj.weight": torch.zeros(2, 2), **experts}, folder / "model.safetensors")
+    facts = read_base_model_facts("org/routed", folder, None)
+    settings = Settings(vllm_replicas=1, vllm_command=COMMAND, base_dtype="bfloat16")
+    if on_cpu:
+        with pytest.raises(InvalidRequest, match="leave out WEFT_VLLM_REPLICAS"):
+            vllm_sources(settings, facts, DataFolder(tmp_path), trains_here=True)
+        return
+    (managed,) = vllm_sources(settings, facts, DataFolder(tmp_path), trains_here=True)
+    assert isinstance(managed, ManagedVllm)
+    assert managed.process_settings.target_modules == ("q_proj",)
 
 
 def test_a_server_is_started_by_the_command_that_is_set_or_else_by_the_one_found(

@@ -33,6 +33,8 @@ _MOST_VALUES = 50
 _LONGEST_NOTE = 200
 MOST_KEYS = 2000
 """Most keys of one tenant, ended ones included. Those that ended make room for new ones."""
+_OPERATORS_KEYS = 100
+"""Keys beyond these that operators may make for the tenant: it cannot keep them from looking by making keys itself."""
 _KEPT_ENDED = timedelta(days=1)
 """Time for which an ended key is kept at least: what it has begun ends by its row."""
 _FORGOTTEN_AT_ONCE = 100
@@ -111,7 +113,7 @@ async def create_key(
     check_stays(await transaction.get_one(Tenant, tenant, populate_existing=True))
     if defaults is not None:
         await _check_room(transaction, tenant, defaults, clock())
-    await _make_room(transaction, tenant, clock())
+    await _make_room(transaction, tenant, clock(), MOST_KEYS if defaults is not None else MOST_KEYS + _OPERATORS_KEYS)
     prefix = new_prefix()
     secret = key_text(prefix, new_secret() if repeatable is None else repeatable.secret)
     key = ApiKey(
@@ -138,10 +140,10 @@ async def create_key(
     return NewKey(key.id, prefix, secret)
 
 
-async def _make_room(transaction: AsyncSession, tenant: TenantId, now: datetime) -> None:
-    """Forget keys that ended first, if the tenant has as many as are kept. Raises ``InvalidRequest`` if none may go."""
+async def _make_room(transaction: AsyncSession, tenant: TenantId, now: datetime, most: int) -> None:
+    """Forget keys that ended first, if the tenant has ``most``, which is as many as are kept. Raises ``InvalidRequest``."""
     kept = await transaction.scalar(select(func.count()).select_from(ApiKey).where(ApiKey.tenant_id == tenant)) or 0
-    if kept < MOST_KEYS:
+    if kept < most:
         return
     if not await forget_ended_keys(transaction, now - _KEPT_ENDED, ApiKey.tenant_id == tenant, most=_FORGOTTEN_AT_ONCE):
         raise InvalidRequest(

@@ -167,11 +167,20 @@ async def lock_expired(
     found = (await transaction.execute(dead)).all()
     if not found:
         return []
-    await _end_sessions(transaction, {session_name(row.host, row.pid) for row in found if row.kind != ProcessKind.API})
+    names = {session_name(row.host, row.pid) for row in found if row.kind != ProcessKind.API}
+    await _end_sessions(transaction, names - await _names_of_others(transaction, latest, [row.pid for row in found]))
     locked = await transaction.execute(dead.order_by(WorkerProcess.id).with_for_update(skip_locked=True))
     # Another version's kinds of processes are reaped by that version.
     mine = [row for row in locked if row.kind in [*ProcessKind]]
     return [WorkerIdentity(row.id, ProcessKind(row.kind), row.base_model) for row in mine]
+
+
+async def _names_of_others(transaction: AsyncSession, latest: datetime, pids: Collection[int]) -> set[str]:
+    """Return the sessions' names of living processes with these pids: a container restarts with the old host name and pid."""
+    living = select(WorkerProcess.host, WorkerProcess.pid).where(
+        WorkerProcess.expires_at > latest, WorkerProcess.pid.in_(pids)
+    )
+    return {session_name(row.host, row.pid) for row in await transaction.execute(living)}
 
 
 async def _end_sessions(transaction: AsyncSession, names: Collection[str]) -> None:

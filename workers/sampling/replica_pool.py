@@ -21,6 +21,8 @@ WATCH_SECONDS = 2.0
 """Seconds between two looks at a replica's health."""
 MISSED_LOOKS = 3
 """Looks in a row without an answer after which a replica is started again."""
+_MOST_DOUBLINGS = 10
+"""Most doublings of the pause: a float has room for a thousand, and a server may be away for longer."""
 _LONGEST_PAUSE_SECONDS = 60.0
 
 
@@ -109,13 +111,15 @@ class _ReplicaWatch:
 
         Raises as ``source.start``, and ``EngineFailure`` for a replica that does not compute what the trainer computes.
         """
+        # Read first: a replica that is up must not be thrown away because the database is not.
+        directives = await self._read_directives()
         replica = await self._started()
         if replica.name != self.name:
             raise RuntimeError(
                 f"the source {self.name} started a replica {replica.name}: its watcher would not find it"
             )
         log.info("replica %s takes work", self.name)
-        self._router.put(replica, is_draining=self.name in await self._read_directives())
+        self._router.put(replica, is_draining=self.name in directives)
 
     async def _started(self) -> SamplerReplica:
         """Return the replica once it has started and passed the handshake."""
@@ -160,7 +164,7 @@ class _ReplicaWatch:
     async def _restart(self) -> None:
         # Set before the start, so that both hold however the start fails.
         self._missed += 1
-        self._pause = min(WATCH_SECONDS * 2.0**self._missed, _LONGEST_PAUSE_SECONDS)
+        self._pause = min(WATCH_SECONDS * 2.0 ** min(self._missed, _MOST_DOUBLINGS), _LONGEST_PAUSE_SECONDS)
         try:
             await self.start_replica()
         except WeftError as failure:

@@ -1,6 +1,7 @@
 """API processes have a row while they live: one that dies is told as dead and reaped, and the others stay."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import timedelta
@@ -11,14 +12,14 @@ from sqlalchemy import update
 
 from ledger.runtime import Runtime
 from store.clock import utc_now
-from store.database import Database, create_engine
-from store.tables import WorkerProcess
+from store.database import Database, create_engine, session_name, this_host
+from store.tables import ProcessKind, WorkerProcess
 from tenants.ended_processes import list_ended
 from tenants.worker_standings import ApiStanding, list_apis
 from tests.workers.runtimes import make_runtime
 from workers.leases.apis import ApiHeartbeat
 from workers.leases.heartbeat import ENDLESS_LEASE
-from workers.leases.processes import lock_expired
+from workers.leases.processes import lock_expired, new_identity, renew
 from workers.leases.reaper import reap_forsaken
 
 LEASE = timedelta(seconds=0.2)
@@ -99,6 +100,30 @@ async def test_the_connections_of_an_api_that_was_only_slow_are_not_ended(
     async with runtime.database.write() as transaction:
         assert [one.id for one in await lock_expired(transaction, utc_now())] == [api.id]
     assert ended == [set()]
+
+
+async def test_the_connections_of_a_process_with_a_dead_ones_host_and_pid_are_not_ended(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container that is started again has the name and the pid that it had. Those of another dead process are ended."""
+    ended: list[set[str]] = []
+
+    async def note(_transaction: object, names: set[str]) -> None:
+        ended.append(names)
+
+    monkeypatch.setattr("workers.leases.processes._end_sessions", note)
+    dead = [new_identity(ProcessKind.TRAINER, "base") for _ in range(2)]
+    async with runtime.database.write() as transaction:
+        for identity in (*dead, new_identity(ProcessKind.TRAINER, "base")):
+            await renew(transaction, identity, lease=LEASE, clock=utc_now)
+        await transaction.execute(
+            update(WorkerProcess).where(WorkerProcess.id == dead[1].id).values(pid=os.getpid() + 1)
+        )
+    for identity in dead:
+        await end_lease(runtime, identity.id)
+    async with runtime.database.write() as transaction:
+        assert {one.id for one in await lock_expired(transaction, utc_now())} == {one.id for one in dead}
+    assert ended == [{session_name(this_host(), os.getpid() + 1)}]
 
 
 async def test_a_service_that_is_alone_writes_its_row_once(migrated_database: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from contracts.base_model import BaseModelFacts, read_base_model_facts
-from contracts.errors import WeftError
+from contracts.errors import EngineFailure, Unavailable, WeftError
 from contracts.ids import CheckpointId, RunId
 from engine.sampling.replica import AdapterVersion, SamplerReplica
 from engine.sampling.vllm.replica import VllmReplica
@@ -19,7 +19,7 @@ from tenants.replica_directives import ReplicaDirective, StandingDirective
 from tests.engine.sampling.conftest import QWEN_TARGETS, make_adapter
 from tests.engine.sampling.vllm.scripted import SERVED, ScriptedServer, scripted_server
 from workers.sampling.publishing import prepare
-from workers.sampling.replica_pool import ReplicaPool
+from workers.sampling.replica_pool import ReplicaPool, _ReplicaWatch
 from workers.sampling.router import Affinity, Router
 
 SECONDS = 60.0
@@ -198,3 +198,58 @@ async def test_a_version_is_loaded_only_where_its_run_is_sampled(two: TwoReplica
     await prepare(two.router, CAT, CheckpointId(new.name), new.directory)
     assert (await sampled.replica.health()).adapters == (new.name,)
     assert (await other.replica.health()).adapters == ()
+
+
+@dataclass
+class AwaySource(Source):
+    """A source whose server is away at first."""
+
+    is_away: bool = True
+    starts: int = 0
+
+    async def start(self) -> SamplerReplica:
+        self.starts += 1
+        if self.is_away:
+            raise EngineFailure("the server is away")
+        return await Source.start(self)
+
+
+@pytest.fixture
+def away(two: TwoReplicas) -> AwaySource:
+    """A third replica beside the two, on a server of theirs."""
+    (source, *_) = two.pool._sources
+    assert isinstance(source, Source)
+    return AwaySource(replace(source.settings, name="c"))
+
+
+async def test_a_replica_that_was_away_for_days_comes_back(two: TwoReplicas, away: AwaySource) -> None:
+    async def none() -> dict[str, StandingDirective]:
+        return {}
+
+    watch = _ReplicaWatch(away, two.router, none, None)
+    for _ in range(2000):
+        await watch._look()
+    assert two.chosen() == {"a", "b"}
+    away.is_away = False
+    await watch._look()
+    assert two.chosen() == {"a", "b", "c"}
+    await two.router.find("c").replica.close()
+
+
+async def test_a_replica_is_not_started_in_vain_while_the_database_is_away(two: TwoReplicas, away: AwaySource) -> None:
+    is_read = False
+
+    async def read() -> dict[str, StandingDirective]:
+        if not is_read:
+            raise Unavailable("the database is away")
+        return {}
+
+    away.is_away = False
+    watch = _ReplicaWatch(away, two.router, read, None)
+    for _ in range(5):
+        await watch._look()
+    assert (away.starts, two.chosen()) == (0, {"a", "b"})
+    is_read = True
+    await watch._look()
+    assert (away.starts, two.chosen()) == (1, {"a", "b", "c"})
+    await two.router.find("c").replica.close()

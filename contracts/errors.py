@@ -36,6 +36,7 @@
     │   └── OversizedBody      413  payload_too_large    carries the body's first bytes, which name the failed operation
     ├── EngineFailure          500  engine_failure       weft's own fault; only ever stored as a failed operation
     │   ├── UnreadableOperation  500  unreadable_operation  what was recorded of it cannot be read back
+    │   ├── OutOfMemory        500  out_of_memory        the device had no memory for the operation; nothing was changed
     │   ├── StateUnrestored    500  state_unrestored     a model's training state could not be brought back
     │   ├── AdapterLost        500  engine_failure       a vLLM server forgot an adapter; weft loads it again
     │   └── PoisonOperation    500  poison_operation     processes ended each time they computed the operation
@@ -328,6 +329,12 @@ class UnreadableOperation(EngineFailure):
     """The recorded payload or result of an operation is damaged, gone, or of a kind that this version does not know."""
 
     code = "unreadable_operation"
+
+
+class OutOfMemory(EngineFailure):
+    """The device had no memory to compute the operation, or to bring its adapter in. Nothing was changed."""
+
+    code = "out_of_memory"
 
 
 class StateUnrestored(EngineFailure):

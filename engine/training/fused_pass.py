@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from contracts.errors import EngineFailure, InvalidRequest, WeftError
+from contracts.errors import EngineFailure, InvalidRequest, OutOfMemory, WeftError
 from contracts.pass_report import PassReport
 from engine.model.base import BaseModel
 from engine.model.lora import LoraWeights
@@ -148,19 +148,21 @@ class FusedPass:
             return
         members = list(dict.fromkeys(row.member for row in rows))
         if result.lacks_memory and len(rows) > 1:
-            parts = self._memory.halves(rows)
+            parts = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
         elif len(members) > 1:
             parts = [[row for row in rows if row.member == member] for member in members]
         else:
-            self._sums[members[0]].error = self._sums[members[0]].error or EngineFailure(
-                "weft could not compute this pass, possibly for lack of memory; try fewer or shorter sequences"
-            )
+            self._sums[members[0]].error = self._sums[members[0]].error or _failure(lacks_memory=result.lacks_memory)
             return
         # One after another: at the same time, the parts could need as much memory as the micro-batch that failed.
+        fitted = []
         for part in parts:
             if left := [row for row in part if self._sums[row.member].error is None]:
                 (again,) = self._compute([left], backward=backward)
+                fitted += [] if again.output is None else [left]
                 self._note_result(left, again, backward=backward)
+        if result.lacks_memory and fitted == parts:
+            self._memory.learn(max(fitted, key=padded_tokens))
 
     def _note_output(self, output: MicroBatchOutput) -> None:
         """Add a micro-batch to its members' sums. A member that has failed stays failed."""
@@ -182,6 +184,15 @@ class FusedPass:
             at += targets.size
         sums.loss += loss
         sums.gradient = gradient if sums.gradient is None or gradient is None else sums.gradient + gradient
+
+
+def _failure(*, lacks_memory: bool) -> EngineFailure:
+    if lacks_memory:
+        return OutOfMemory(
+            "the device has no memory for one of these sequences now; nothing was changed: send the request again, or "
+            "shorter sequences"
+        )
+    return EngineFailure("weft could not compute this pass; nothing was changed: send the request again, or other data")
 
 
 def _result(piece: PassPiece, sums: _Sums) -> PieceResult:

@@ -25,18 +25,17 @@ class MicroBatchMemory:
             for part in ([batch] if padded_tokens(batch) <= most else split_rows(batch, token_budget=most))
         ]
 
-    def halves(self, rows: list[PackedRow]) -> list[list[PackedRow]]:
-        """Return both halves of a micro-batch that found no memory, and let no later one be larger than its half.
+    def learn(self, rows: Sequence[PackedRow]) -> None:
+        """Let no later micro-batch be larger than these rows, the larger half of one that found no memory: both halves fitted.
 
-        The bound stays for the life of the process: each try that fails costs everybody a pass.
+        The bound stays for the life of the process: each try that fails costs everybody a pass. A half that fails teaches
+        nothing: memory may be short for a moment, or one sequence too long.
         """
-        half = max(LEAST_POSITIONS, padded_tokens(rows) // 2)
-        if self.most is None or half < self.most:
-            self.most = half
+        fitted = max(LEAST_POSITIONS, padded_tokens(rows))
+        if self.most is None or fitted < self.most:
+            self.most = fitted
             log.warning(
                 "micro-batches have at most %d positions from now on: set WEFT_PASS_TOKEN_BUDGET to it, or "
                 "WEFT_GRADIENT_CHECKPOINTING, to find no lack of memory after the next start",
-                half,
+                fitted,
             )
-        middle = len(rows) // 2
-        return [rows[:middle], rows[middle:]]

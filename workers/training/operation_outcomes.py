@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from contracts.errors import EngineFailure, StateUnrestored, WeftError
+from contracts.errors import EngineFailure, OutOfMemory, StateUnrestored, WeftError
 from contracts.ids import RunId
 from contracts.ledger_records import Completion, ReadyOperation
 from contracts.operations import Result
@@ -61,6 +61,10 @@ class OperationOutcomes:
         """Move the lane past a replay. One that fails takes the adapter along: it cannot be what its run's results say."""
         if lane.is_dropped or (rebuild := lane.rebuild) is None:
             return
+        if isinstance(failure, OutOfMemory):
+            lane.end_rebuild(out_of_memory(replay))
+            self._residency.forget(lane.run)
+            return
         if failure is not None:
             cause = f"operation {replay.seq_id} cannot be computed again (request {replay.id})"
             log.error("run=%s could not be restored: %s: %s", lane.run, cause, failure.message)
@@ -103,14 +107,19 @@ def unrestored(cause: str) -> StateUnrestored:
 
 def left_out(operation: ReadyOperation, cause: Exception) -> EngineFailure:
     """Return the error that the operation's owner reads when its adapter could not be brought into memory."""
-    reason = (
-        "there is no memory for this model's adapter now"
-        if is_lack_of_memory(cause)
-        else "this model's adapter cannot be brought in now"
-    )
+    if is_lack_of_memory(cause):
+        return out_of_memory(operation)
     return EngineFailure(
-        f"{reason}; nothing was changed and its state is kept: send the request again, or ask the operator "
-        f"(request {operation.id})"
+        "this model's adapter cannot be brought in now; nothing was changed and its state is kept: send the request again, "
+        f"or ask the operator (request {operation.id})"
+    )
+
+
+def out_of_memory(operation: ReadyOperation) -> OutOfMemory:
+    """Return the error that the owner reads of an operation for whose adapter there is no memory."""
+    return OutOfMemory(
+        "there is no memory for this model's adapter now; nothing was changed and its state is kept: send the request again, "
+        f"or ask the operator (request {operation.id})"
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from contracts.errors import EngineFailure
+from contracts.errors import OutOfMemory
 from contracts.losses import LossName
 from contracts.operations import ForwardBackwardOutput
 from engine.model.base import BaseModel
@@ -77,8 +77,25 @@ def test_a_sequence_that_never_fits_fails_alone_after_few_tries(base: BaseModel)
     trainer = new_trainer(base)
     with small_device(base) as tried:
         failed, fine = trainer.run_pass([backward(RUN, long), backward(NEIGHBOUR, short)])
-    assert isinstance(failed, EngineFailure)
-    assert "memory" in failed.message
+    assert isinstance(failed, OutOfMemory)
     assert isinstance(fine, ForwardBackwardOutput)
     assert trainer.state(RUN).gradient is None
     assert len(tried) <= 6
+    assert trainer.memory.most is None, "one sequence that is too long bounds nobody's micro-batches"
+
+
+def test_a_moment_without_any_memory_bounds_nothing(base: BaseModel) -> None:
+    batch = make_batch(1, LossName.PPO, (LENGTH,) * ROWS)
+    trainer = new_trainer(base)
+
+    def fail(_module: object, _inputs: object) -> None:
+        raise torch.OutOfMemoryError
+
+    hook = base.model.base_model.register_forward_pre_hook(fail)
+    try:
+        outcomes = trainer.run_pass([backward(RUN, batch), backward(NEIGHBOUR, batch)])
+    finally:
+        hook.remove()
+    assert [type(one) for one in outcomes] == [OutOfMemory, OutOfMemory]
+    assert trainer.memory.most is None
+    assert all(isinstance(one, ForwardBackwardOutput) for one in trainer.run_pass([backward(RUN, batch)]))

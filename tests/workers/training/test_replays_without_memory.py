@@ -15,7 +15,7 @@ async def test_a_replay_that_finds_no_memory_loses_no_state(new_rig: NewRig, bas
 
     def fail(_module: object, _inputs: object) -> None:
         if lacks_memory:
-            raise torch.EngineFailureError
+            raise torch.OutOfMemoryError
 
     hook = base.model.base_model.register_forward_pre_hook(fail)
     try:

@@ -26,6 +26,7 @@ from engine.model.base_outline import BaseOutline, ModelNames, WeightDigest
 from engine.model.device_turns import DeviceTurns
 from engine.model.input_layout import InputLayout, observe_layouts, restore_rows
 from engine.model.lora import AdapterSegment, AdapterSegments, LoraLayout, Projection, ProjectionGroup, layout_of
+from engine.model.rotary import freeze_rotary
 from engine.model.skeleton import names_of
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class BaseModel:
         self.turns = DeviceTurns(one_at_a_time=self.device.type != "cpu")
         """Turns of training passes and scores on the device. The sampler keeps to memory of its own."""
         self._active: ContextVar[LowRank | None] = ContextVar(f"adapters of {facts.name}", default=None)
+        freeze_rotary(model, facts.context_length)
         modules = dict(model.named_modules())
         candidates = _find_projections(model)
         probe = torch.arange(_PROBE_ROWS * _PROBE_LENGTH, device=self.device) % facts.vocabulary_size

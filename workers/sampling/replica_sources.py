@@ -17,6 +17,7 @@ from engine.sampling.vllm.command import find_server_command
 from engine.sampling.vllm.model_memory import ModelMemory, checkpoint_dtype
 from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, has_accelerator
 from engine.sampling.vllm.replica import VllmReplica
+from engine.sampling.vllm.served_length import served_length
 from engine.sampling.vllm.server_memory import MemoryNeed, ServerMemory, gpus_each
 from engine.sampling.vllm.settings import VllmSettings
 from engine.sampling.vllm.target_modules import modules_beside_experts
@@ -283,9 +284,10 @@ def _memory_need(settings: Settings, facts: BaseModelFacts, most: int, *, trains
     if resident < most:
         log.warning("a vLLM server for %s keeps %d adapters resident, not %d: host memory", facts.name, resident, most)
     _, _, number = settings.device.partition(":")
+    context = settings.vllm_context_length or facts.context_length
     need = MemoryNeed(
         model=model,
-        context_length=settings.vllm_context_length or facts.context_length,
+        context_length=max(context, served_length(facts.path, context)),
         sequences=settings.vllm_sequences,
         servers=servers,
         share=settings.vllm_memory_share,

@@ -18,6 +18,7 @@ from engine.sampling.vllm import guard as vllm_guard
 from engine.sampling.vllm.cores import bind_engine, one_process_variables
 from engine.sampling.vllm.http import UNIX, VllmHttp
 from engine.sampling.vllm.memory_claims import FOLDER_PREFIX, MemoryNote, give_memory, write_note
+from engine.sampling.vllm.served_length import served_length
 from engine.sampling.vllm.server_log import MOST_BYTES, ServerLog
 from engine.sampling.vllm.server_memory import MemoryNeed, ServerMemory, is_sized_by_operator
 from engine.sampling.vllm.start_failures import explain_start_failure
@@ -89,7 +90,8 @@ class VllmProcessSettings:
             "--served-model-name": self.served_model,
             "--uds": socket,
             # One more: vLLM counts the last drawn token, which needs no place, so a prompt of the whole context can be scored.
-            "--max-model-len": self.context_length + 1,
+            # Not where that would change the base's positions.
+            "--max-model-len": served_length(self.model, self.context_length + 1),
             "--max-lora-rank": min(rank for rank in (*_LORA_RANKS, self.max_lora_rank) if rank >= self.max_lora_rank),
             "--max-loras": self.max_loras,
             "--max-cpu-loras": self.max_cpu_loras,

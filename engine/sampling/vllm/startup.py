@@ -6,6 +6,7 @@ from contracts.errors import EngineFailure, InvalidRequest
 from engine.sampling.vllm.adapters import MODELS
 from engine.sampling.vllm.http import VllmHttp
 from engine.sampling.vllm.messages import LoraLimits, ModelList, Parallelism, ServerInfo, Version
+from engine.sampling.vllm.served_length import served_length
 from engine.sampling.vllm.settings import VllmSettings
 
 LEAST_VERSION = (0, 32)
@@ -90,6 +91,10 @@ async def _check_model(http: VllmHttp, settings: VllmSettings) -> int:
     length = bases[settings.served_model].max_model_len
     if length is None or length < settings.base.context_length:
         raise _mismatch(settings, "max model length", length, settings.base.context_length)
+    served = served_length(settings.base.path, length)
+    if served != length:
+        # By its length the server chooses how positions are computed: weft trains adapters for the other way.
+        raise _mismatch(settings, "max model length", length, f"at {'least' if served > length else 'most'} {served}")
     return length
 
 

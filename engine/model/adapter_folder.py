@@ -18,6 +18,7 @@ from contracts.errors import InvalidRequest
 from contracts.operations import LoraSettings
 from engine.model.base_outline import AdapterBase
 from engine.model.lora import LoraLayout, LoraPair, LoraWeights
+from engine.model.plain_lora import check_config
 from engine.model.unreadable import has_file, why_unreadable
 
 if TYPE_CHECKING:
@@ -29,19 +30,6 @@ _PREFIX = "base_model.model."
 TINKER_HEAD = "model.unembed_tokens"
 """Name of the output layer in adapters of the hosted service, and in external files of a tied base."""
 _BASE_WEIGHT = ".base_layer.weight"
-_REFUSED = (
-    "use_dora",
-    "use_rslora",
-    "use_qalora",
-    "rank_pattern",
-    "alpha_pattern",
-    "modules_to_save",
-    "lora_bias",
-    "layer_replication",
-    "trainable_token_indices",
-    "target_parameters",
-)
-"""Settings of PEFT's with which an adapter computes more than ``W x + (alpha / rank) B A x``."""
 
 
 def write_adapter_files(folder: Path, base: AdapterBase, weights: LoraWeights) -> None:
@@ -126,17 +114,6 @@ def read_matrices(directory: Path) -> AdapterMatrices:
     if not pairs or not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
         raise damaged()
     return AdapterMatrices(pairs, alpha / rank)
-
-
-def check_config(config: Mapping[str, Any]) -> None:
-    """Raise ``InvalidRequest`` for an adapter that uses what weft does not compute."""
-    if config.get("peft_type", "LORA") != "LORA":
-        raise InvalidRequest("the adapter is none of LoRA: its peft_type must be LORA")
-    for refused in _REFUSED:
-        if config.get(refused):
-            raise InvalidRequest(f"the adapter uses PEFT's {refused}, which weft does not train")
-    if config.get("bias", "none") != "none":
-        raise InvalidRequest("the adapter uses PEFT's bias, which weft does not train")
 
 
 def matrices_by_key(layout: LoraLayout, vector: Tensor) -> dict[str, Tensor]:

@@ -18,10 +18,11 @@ import torch
 from contracts.errors import InvalidRequest
 from contracts.operations import LoraSettings
 from engine.model.adapter_archive import MOST_MEMBERS, PIECE_BYTES, Entry, Progress, archive_files, readable_archive
-from engine.model.adapter_folder import CONFIG, WEIGHTS, check_config, read_lora_weights, write_adapter_files
+from engine.model.adapter_folder import CONFIG, WEIGHTS, read_lora_weights, write_adapter_files
 from engine.model.atomic_folder import write_atomically
 from engine.model.base_outline import AdapterBase
 from engine.model.lora import LoraLayout, LoraWeights
+from engine.model.plain_lora import check_config
 
 _CONFIG_BYTES = 2**20
 _HEADER_BYTES = 8 * 2**20

@@ -6,6 +6,7 @@ from pathlib import Path
 from contracts.base_model import BaseModelFacts, read_base_model_facts
 from contracts.errors import InvalidRequest
 from contracts.tokenizer_ids import is_repository_id, sdk_tokenizer_id
+from engine.model.class_defaults import class_defaults
 from store.settings import Settings
 
 
@@ -21,7 +22,7 @@ def read_base_models(settings: Settings) -> dict[str, BaseModelFacts]:
         name, path = split_spec(spec)
         if name in bases:
             raise InvalidRequest(f"two base models are named {name!r}; give one another NAME=")
-        bases[name] = read_base_model_facts(name, path, _tokenizer_id(name, path, settings))
+        bases[name] = read_base_model_facts(name, path, _tokenizer_id(name, path, settings), class_defaults)
     return bases
 
 

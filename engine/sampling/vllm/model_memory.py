@@ -6,10 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from engine.model.class_defaults import class_defaults
 from engine.model.weight_files import weight_files
 
 _WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SAFETENSORS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_SIZES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+)
 _INDEX = "model.safetensors.index.json"
 _LARGEST_HEADER = 2**26
 
@@ -37,7 +47,7 @@ class ModelMemory:
     @classmethod
     def read(cls, model: Path, *, dtype: str, max_rank: int, adapters: int) -> Self:
         """Reckon from ``config.json`` and the sizes of the files; ``adapters`` places hold adapters of ``max_rank``."""
-        config = _text_config(model)
+        config = _with_sizes(_text_config(model), model)
         width = _WIDTHS[dtype]
         stored = _stored_bytes(model)
         # Weights with fewer bits than the data type stay as they are.
@@ -62,6 +72,12 @@ def _stored_bytes(model: Path) -> int:
 def _text_config(model: Path) -> Mapping[str, Any]:
     config = json.loads((model / "config.json").read_text())
     return {**config, **config.get("text_config", {})}
+
+
+def _with_sizes(config: Mapping[str, Any], model: Path) -> Mapping[str, Any]:
+    """Return the config with the sizes of the model's class where it leaves one out."""
+    told = {key: value for key, value in config.items() if value is not None}
+    return told if all(key in told for key in _SIZES) else {**class_defaults(model), **told}
 
 
 def _stored_dtype(model: Path) -> str | None:

@@ -33,39 +33,52 @@ class AdapterRoom:
 
         - Idle adapters go first, least recently used first. Adapters whose next operation was accepted after ``position``
           go next. So the oldest operation always gets its adapter, and no tenant starves.
-        - No more adapters go than must. The arriving adapter waits while paged-out adapters are being written.
+        - No more adapters go than must, and none where the room would be too small without all that may go, now or soon.
+        - The arriving adapter waits while paged-out adapters are being written.
         - An adapter runs at least one operation before it can be evicted (prevents thrashing).
         - Adapters that are needed later wait behind one that lacks room: small ones would take each bit that becomes free.
         """
         nbytes = self._residency.nbytes_of(lane.lora)
         # One that is being written still has its memory, and may come back to it.
         promised = self._lacking if self._residency.is_leaving(lane.run) else self._lacking + self._being_freed
-        has_room = partial(self._residency.has_room, lane.run, nbytes, promised=promised)
-        while not has_room(once_left=True):
-            leaving = self._next_to_leave(position)
-            if leaving is None:
+        has_room = partial(self._residency.has_room, lane.run, nbytes)
+        now, soon = self._may_leave(position)
+        if not has_room(promised=promised - self._residency.nbytes_of_runs([*now, *soon]), once_left=True):
+            # Who left would be back for its next operation, and the room would still be too small.
+            self._lacking += self._promised(lane, nbytes)
+            return False
+        while not has_room(promised=promised, once_left=True):
+            if not now:
                 self._lacking += self._promised(lane, nbytes)
                 return False
-            self._residency.page_out(leaving)
-        if not has_room():
+            self._residency.page_out(now.pop(0))
+        if not has_room(promised=promised):
             self._being_freed += self._promised(lane, nbytes)
             return False
         lane.lacks_room_since = None
         self._residency.expect(lane.run, nbytes)
         return True
 
-    def _next_to_leave(self, position: int) -> RunId | None:
-        """Return the run whose adapter may leave for an operation at ``position``, None if none may."""
-        idle, younger = [], []
+    def _may_leave(self, position: int) -> tuple[list[RunId], list[RunId]]:
+        """Return the runs whose adapters may leave now for an operation at ``position``, in their order, and those that may soon.
+
+        Soon are those at work whose next operation was accepted later.
+        """
+        idle: list[RunId] = []
+        younger: list[RunId] = []
+        soon: list[RunId] = []
         for run in self._residency.residents():
             lane = self._lanes.get(run)
             if lane is None or not (lane.is_busy or lane.started or lane.has_work):
                 idle.append(run)
-            elif lane.is_busy or lane.started or (lane.has_just_arrived and not lane.is_held):
+            elif lane.head is not None and lane.head.position <= position:
                 continue
-            elif lane.head is None or lane.head.position > position:
+            elif lane.is_busy or lane.started or (lane.has_just_arrived and not lane.is_held):
+                soon.append(run)
+            else:
                 younger.append(run)
-        return self._residency.least_recently_used(idle) or self._residency.least_recently_used(younger)
+        by_use = self._residency.by_last_use
+        return [*by_use(idle), *by_use(younger)], soon
 
     def _promised(self, lane: Lane, nbytes: int) -> int:
         """Return the bytes that adapters which are needed later leave to the lane's: all, and none where it waits for long.

@@ -212,10 +212,14 @@ class AdapterResidency:
         """Note that the adapter is in memory, or could not be brought in."""
         self._arriving.pop(run, None)
 
-    def least_recently_used(self, among: Iterable[RunId]) -> RunId | None:
-        """Return the resident run of ``among`` that has not been used for longest, None if none is resident."""
+    def by_last_use(self, among: Iterable[RunId]) -> list[RunId]:
+        """Return the resident runs of ``among``, that which has not been used for longest first."""
         residents = self._residents
-        return min((run for run in among if run in residents), key=lambda run: residents[run].last_used, default=None)
+        return sorted((run for run in among if run in residents), key=lambda run: residents[run].last_used)
+
+    def nbytes_of_runs(self, runs: Iterable[RunId]) -> int:
+        """Return the bytes of the runs' adapters in memory."""
+        return sum(self._residents[run].nbytes for run in runs)
 
     def residents(self) -> list[RunId]:
         """Return the runs whose adapters are in memory."""

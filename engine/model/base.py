@@ -173,8 +173,8 @@ class BaseModel:
 
     @property
     def names(self) -> ModelNames:
-        """Names of the model's layers, for merges."""
-        return names_of(self.model)
+        """Names of the model's layers, for merges. Blocking: the headers of its files are read."""
+        return names_of(self.model, self.facts.path)
 
     @property
     def _head_weight(self) -> Tensor | None:

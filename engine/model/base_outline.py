@@ -82,10 +82,12 @@ class WeightDigest:
 class ModelNames:
     """A model's layers by name, as a merge into its files needs to know them; ``conv1d``: those with transposed weights.
 
-    ``prefix``: beginning of names that files may leave out. ``ties_head``: the head's weight is the embedding's.
+    ``stored``: names in the base's files of tensors that have another name in the model. ``converted``: layers whose weight is
+    in no tensor of its own in the files. ``ties_head``: the head's weight is the embedding's.
     """
 
-    prefix: str
+    stored: Mapping[str, str]
+    converted: frozenset[str]
     head: str | None
     embedding: str | None
     ties_head: bool

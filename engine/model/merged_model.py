@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -24,7 +24,7 @@ from contracts.errors import InvalidRequest
 from engine.model.adapter_folder import read_matrices
 from engine.model.atomic_folder import sync
 from engine.model.base_outline import ModelNames
-from engine.model.weight_files import weight_files
+from engine.model.stored_tensors import files_by_key
 
 Progress = Callable[[int, int], None]
 """Told the bytes written and the bytes in all, before each file. It may raise, which ends the merge."""
@@ -73,7 +73,7 @@ class MergeSource:
         self._names = names
         self._dtype = None if dtype is None else DTYPES[dtype]
         self._matrices = read_matrices(adapter).with_head(names.head)
-        self._files = _files_by_key(base)
+        self._files = files_by_key(base)
         self.unties_head = names.ties_head and names.head in self._matrices.pairs
         self._weights = self._plan()
         self.total_bytes = sum(weight.size_bytes for weight in self._weights)
@@ -103,7 +103,7 @@ class MergeSource:
 
     def _plan(self) -> list[_Weight]:
         layers = {self._source_of(layer): layer for layer in self._matrices.pairs}
-        own_head = None if self._names.head is None else f"{self._names.head}.weight"
+        own_head = None if self._names.head is None else self._stored(self._names.head)
         weights = []
         for key, file in self._files.items():
             if self.unties_head and key == own_head:
@@ -116,13 +116,24 @@ class MergeSource:
         return weights
 
     def _source_of(self, layer: str) -> str:
-        """Return the name of the layer's weight in the base's files, which may leave out the model's own prefix."""
-        stored = self._names.embedding if self.unties_head and layer == self._names.head else layer
-        for name in (f"{stored}.weight", f"{stored}.weight".removeprefix(self._names.prefix)):
-            if name in self._files:
-                self._check_shape(layer, name)
-                return name
-        raise InvalidRequest(f"the adapter does not fit the base: the base's files have no weight of {layer}")
+        """Return the name of the layer's weight in the base's files."""
+        source = layer
+        if self.unties_head and layer == self._names.head and self._names.embedding is not None:
+            source = self._names.embedding
+        if source in self._names.converted:
+            raise InvalidRequest(
+                f"the base cannot be merged into: its files keep the weight of {source} in another form than the model, "
+                "as one tensor of several layers or the other way round"
+            )
+        name = self._stored(source)
+        if name not in self._files:
+            raise InvalidRequest(f"the adapter does not fit the base: the base's files have no weight of {layer}")
+        self._check_shape(layer, name)
+        return name
+
+    def _stored(self, layer: str) -> str:
+        """Return the name that the layer's weight has, or would have, in the base's files."""
+        return self._names.stored.get(f"{layer}.weight", f"{layer}.weight")
 
     def _check_shape(self, layer: str, key: str) -> None:
         a, b = self._matrices.pairs[layer]
@@ -191,20 +202,6 @@ _TORCH_DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-
-
-def _files_by_key(base: Path) -> dict[str, Path]:
-    """Return the file of each tensor of the base. Raises ``InvalidRequest`` for a base without safetensors files."""
-    found: dict[str, Path] = {}
-    try:
-        for path in weight_files(base):
-            with safe_open(path, framework="pt") as file:
-                found |= dict.fromkeys(file.keys(), path)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise InvalidRequest("the base cannot be merged into: a safetensors file of it cannot be read") from error
-    if not found:
-        raise InvalidRequest("the base cannot be merged into: it has no safetensors files")
-    return found
 
 
 def _shards(weights: list[_Weight]) -> Iterator[list[_Weight]]:

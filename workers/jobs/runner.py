@@ -290,7 +290,8 @@ class JobRunner:
         folder, base = self._runtime.data_folder, self._bases[run.base_model]
         work = MergeWork(
             base=base.facts.path,
-            names=base.names,
+            # Read in a thread: the headers of the base's files are read.
+            names=await asyncio.to_thread(lambda: base.names),
             adapter=folder.path(source.directory),
             directory=folder.path(directory_of(job.checkpoint)),
             abandoned=folder.path(directory_of(job.abandoned)),

@@ -11,7 +11,16 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3Config,
+    GPT2Config,
+    GPTNeoXConfig,
+    HrmTextConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    Qwen3MoeConfig,
+)
 
 from contracts.base_model import read_base_model_facts
 from contracts.errors import InvalidRequest
@@ -27,17 +36,30 @@ TOLERANCE = 2e-5
 """Tolerance of logits in fp32, whose products are summed in another order."""
 _SIZES = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 _LLAMA = {**_SIZES, "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 64}
+_VISION = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "untied": lambda: LlamaConfig(**_LLAMA, tie_word_embeddings=False),
     "tied": lambda: LlamaConfig(**_LLAMA, tie_word_embeddings=True),
+    # Files and model name their tensors differently.
+    "within another model, tied": lambda: Gemma3Config(
+        text_config={**_LLAMA, "head_dim": 8, "query_pre_attn_scalar": 8},
+        vision_config={**_VISION, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+    ),
+    "another head": lambda: GPTNeoXConfig(**_SIZES, intermediate_size=48, max_position_embeddings=64),
+    "experts in one tensor": lambda: Qwen3MoeConfig(
+        **_LLAMA, head_dim=8, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2
+    ),
     "transposed and tied": lambda: GPT2Config(vocab_size=120, n_embd=32, n_layer=2, n_head=4, n_positions=64),
 }
+
+APART: dict[str, Callable[[], PretrainedConfig]] = {"layers in one tensor": lambda: HrmTextConfig(**_LLAMA)}
 
 
 def make(folder: Path, name: str, *, head: bool = True) -> tuple[Path, Path]:
     """Write a base and an adapter on all of it; return their folders."""
     torch.manual_seed(3)
-    AutoModelForCausalLM.from_config(CONFIGS[name]()).float().save_pretrained(folder / "base")
+    AutoModelForCausalLM.from_config((CONFIGS | APART)[name]()).float().save_pretrained(folder / "base")
     base = BaseModel.load(read_base_model_facts("test/base", folder / "base", None))
     settings = LoraSettings(rank=4, alpha=12.0, seed=1, train_unembed=head)
     layout = base.layout(settings)
@@ -195,3 +217,58 @@ def test_a_base_that_is_not_there_is_named(tmp_path: Path, made: bool) -> None:
     with pytest.raises(InvalidRequest, match=f"{wrong} holds no config.json"):
         MergeSource(wrong, read_names(wrong), adapter)
     MergeSource(base, read_names(base), adapter)
+
+
+def renamed(base: Path, old: str, new: str) -> None:
+    """Give the tensors in the base's file other names."""
+    file = base / "model.safetensors"
+    tensors = {key.replace(old, new): tensor for key, tensor in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("untied", "model.", ""),
+        ("transposed and tied", "transformer.", ""),
+        ("within another model, tied", "language_model.model.", "model.language_model."),
+        ("another head", "embed_out", "lm_head"),
+    ],
+)
+def test_a_merge_knows_the_names_with_which_transformers_loads(name: str, old: str, new: str, tmp_path: Path) -> None:
+    """Files of other versions name their tensors otherwise. A merged model keeps its base's names."""
+    base, adapter = make(tmp_path, name)
+    renamed(base, old, new)
+    expected = logits(by_peft(base, adapter))
+    merge(base, adapter, tmp_path / "out")
+    torch.testing.assert_close(logits(load(tmp_path / "out")), expected, atol=TOLERANCE, rtol=TOLERANCE)
+    before, after = (load_file(folder / "model.safetensors").keys() for folder in (base, tmp_path / "out"))
+    assert before <= after
+    assert after - before <= {"lm_head.weight"}
+
+
+def test_a_tied_heads_copy_in_the_files_gives_way_to_the_merged_head(tmp_path: Path) -> None:
+    """The copy has the files' name of the head, and the config says to ignore it."""
+    base, adapter = make(tmp_path, "within another model, tied")
+    file = base / "model.safetensors"
+    tensors = load_file(file)
+    assert "lm_head.weight" not in tensors
+    tensors["language_model.lm_head.weight"] = tensors["language_model.model.embed_tokens.weight"].clone()
+    save_file(tensors, file, {"format": "pt"})
+    expected = logits(by_peft(base, adapter))
+    merge(base, adapter, tmp_path / "out")
+    torch.testing.assert_close(logits(load(tmp_path / "out")), expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_a_base_whose_files_keep_several_layers_in_one_tensor_is_refused_for_that(tmp_path: Path) -> None:
+    """No fault of the adapter. One on the head alone, which the files keep as it is, can be merged."""
+    base, adapter = make(tmp_path, "layers in one tensor")
+    with pytest.raises(
+        InvalidRequest, match=r"cannot be merged into: its files keep the weight of model\.\S+ in another"
+    ):
+        merge(base, adapter, tmp_path / "out")
+    file = adapter / "adapter_model.safetensors"
+    save_file({key: tensor for key, tensor in load_file(file).items() if "lm_head" in key}, file)
+    expected = logits(by_peft(base, adapter))
+    merge(base, adapter, tmp_path / "head")
+    torch.testing.assert_close(logits(load(tmp_path / "head")), expected, atol=TOLERANCE, rtol=TOLERANCE)

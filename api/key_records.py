@@ -12,7 +12,7 @@ from tenants.rights import Role, Scope
 
 _MOST = 50
 
-Texts = Annotated[list[PlainText], Field(min_length=1, max_length=_MOST)]
+Texts = Annotated[list[Annotated[PlainText, Field(max_length=200)]], Field(min_length=1, max_length=_MOST)]
 KeyNumber = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 

@@ -1,7 +1,7 @@
 """API keys of tenants: creates, lists, rotates and revokes them. A key is shown once and stored as its hash."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from ipaddress import ip_network
@@ -30,6 +30,9 @@ LONGEST_GRACE = timedelta(days=30)
 """Longest time for which a rotated key goes on."""
 _MOST_VALUES = 50
 """Most values of one bound of a key."""
+_MOST_VALUE_BYTES = 8192
+"""Most UTF-8 of all values that bound a key: lists show them for each of a tenant's keys."""
+_VALUES = ("projects", "base_models", "networks")
 _LONGEST_NOTE = 200
 MOST_KEYS = 2000
 """Most keys of one tenant, ended ones included. Those that ended make room for new ones."""
@@ -38,6 +41,8 @@ _OPERATORS_KEYS = 100
 _KEPT_ENDED = timedelta(days=1)
 """Time for which an ended key is kept at least: what it has begun ends by its row."""
 _FORGOTTEN_AT_ONCE = 100
+_PAGE = 50
+"""Keys that are read at once where all of a tenant are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +200,16 @@ def check_rights(rights: KeyRights, now: datetime) -> None:
     if rights.max_rank is not None and rights.max_rank < 1:
         raise InvalidRequest(f"max_rank must be 1 or more; got {rights.max_rank}")
     check_key_limits(rights.limits or {})
-    for name in ("scopes", "projects", "base_models", "networks"):
+    for name in ("scopes", *_VALUES):
         values = getattr(rights, name)
         if values is not None and not 0 < len(values) <= _MOST_VALUES:
             raise InvalidRequest(f"{name} must name 1 to {_MOST_VALUES} values, or be left out; got {len(values)}")
+    size = sum(len(value.encode()) for name in _VALUES for value in getattr(rights, name) or ())
+    if size > _MOST_VALUE_BYTES:
+        raise InvalidRequest(
+            f"{', '.join(_VALUES[:-1])} and {_VALUES[-1]} of a key may have {_MOST_VALUE_BYTES} bytes together; got {size}. "
+            "Name fewer, or leave out a list that need not bound the key"
+        )
     for network in rights.networks or ():
         try:
             ip_network(network)
@@ -329,9 +340,16 @@ def _list(values: frozenset[str] | None) -> list[str] | None:
     return None if values is None else sorted(values)
 
 
-async def list_keys(session: AsyncSession, *, tenant: TenantId) -> list[ApiKey]:
-    """Return the keys of ``tenant``, oldest first, revoked ones included."""
-    return list(await session.scalars(select(ApiKey).where(ApiKey.tenant_id == tenant).order_by(ApiKey.id)))
+async def pages_of_keys(session: AsyncSession, tenant: TenantId) -> AsyncIterator[Sequence[ApiKey]]:
+    """Iterate over pages of the tenant's keys, oldest first, ended ones included."""
+    last = 0
+    while True:
+        page = select(ApiKey).where(ApiKey.tenant_id == tenant, ApiKey.id > last).order_by(ApiKey.id).limit(_PAGE)
+        rows = (await session.scalars(page)).all()
+        yield rows
+        if len(rows) < _PAGE:
+            return
+        last = rows[-1].id
 
 
 async def describe_key(session: AsyncSession, tenant: TenantId, key_id: int | None) -> tuple[ApiKey, Tenant]:

@@ -74,12 +74,14 @@ def page(request: Request, template: str, /, *, status: int = 200, **values: Any
     return HTMLResponse(_template(request, template).render(_context(request) | values), status_code=status)
 
 
-async def large_page(request: Request, caller: Principal, template: str, /, **values: Any) -> HTMLResponse:
+async def large_page(
+    request: Request, caller: Principal, template: str, /, *, status: int = 200, **values: Any
+) -> HTMLResponse:
     """Return a page as ``page`` does, rendered on a thread: for thousands of elements, which take long."""
     services: ApiServices = request.app.state.services
     context = _context(request) | values
     render = _template(request, template).render
-    return HTMLResponse(await services.admission.threads.run(caller.tenant, render, context))
+    return HTMLResponse(await services.admission.threads.run(caller.tenant, render, context), status_code=status)
 
 
 def _template(request: Request, name: str) -> Template:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Header, Request, Response
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -16,6 +16,7 @@ from api.acting import record_act
 from api.authentication import AnyKey, KeyAdmin
 from api.json_body import json_body
 from api.key_records import KeyBody, KeyNumber, MadeKey, NewKeyLimits, NewKeyRequest, RotateRequest, key_body
+from api.long_lists import encoded_list, long_answer
 from api.route_bounds import bounded
 from api.security_events import note_access
 from api.services import ApiServices, Services
@@ -33,7 +34,7 @@ from tenants.keys import (
     check_rights,
     create_key,
     find_key,
-    list_keys,
+    pages_of_keys,
     revoke_key,
     rotate_key,
     set_key_limits,
@@ -54,12 +55,19 @@ class KeyList(BaseModel):
     keys: list[KeyBody]
 
 
-@router.get("/keys")
-async def list_own_keys(caller: KeyAdmin, services: Services) -> KeyList:
+@router.get("/keys", response_model=KeyList)
+async def list_own_keys(caller: KeyAdmin, services: Services) -> Response:
     """List the tenant's keys, ended ones included."""
-    async with services.runtime.database.read() as session:
-        rows = await list_keys(session, tenant=caller.tenant)
-    return KeyList(keys=[key_body(row) for row in rows])
+    async with services.runtime.database.survey() as session:
+        pages = pages_of_keys(session, caller.tenant)
+        listed = await encoded_list(pages, lambda row: key_body(row).model_dump(mode="json"))
+    return long_answer(keys=listed)
+
+
+async def own_key_bodies(caller: KeyAdmin, services: Services) -> list[KeyBody]:
+    """Return the tenant's keys, ended ones included, as records."""
+    async with services.runtime.database.survey() as session:
+        return [key_body(row) async for page in pages_of_keys(session, caller.tenant) for row in page]
 
 
 @router.post("/keys", status_code=201)

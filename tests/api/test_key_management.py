@@ -17,6 +17,7 @@ from tenants.keys import create_key, find_key, rotate_key
 from tenants.limits import set_tenant
 from tenants.rights import KeyRights, Role, Scope
 from tenants.spending import payers_of
+from tests.api.conftest import as_administrator
 
 
 @pytest_asyncio.fixture
@@ -278,3 +279,16 @@ async def test_a_key_of_some_scopes_is_not_revoked_by_a_lesser_one(admin, servic
     refused = await admin.delete(f"/keys/{member['key_id']}", headers={"X-API-Key": lesser["secret"]})
     assert refused.status_code == 403
     assert await _status(service, member["secret"]) == 200
+
+
+async def test_a_keys_bounds_are_few_and_short_texts(admin, dogs) -> None:
+    """A refusal says what to change, and a neighbour's list stays its own."""
+    long = await admin.post("/keys", json={"base_models": ["x" * 201]})
+    assert (long.status_code, "base_models" in long.text) == (400, True), long.text
+    many = await admin.post("/keys", json={"base_models": [f"{number:02}{'é' * 99}" for number in range(50)]})
+    assert (many.status_code, "Name fewer" in many.text) == (400, True), many.text
+    made = await _made(admin, base_models=[f"{number:02}{'x' * 150}" for number in range(50)])
+    assert made["key_id"] in [one["key_id"] for one in (await admin.get("/keys")).json()["keys"]]
+    theirs = await as_administrator(dogs)
+    listed = (await theirs.http.get(f"{dogs.service.url}/api/weft/v1/keys")).json()["keys"]
+    assert made["key_id"] not in [one["key_id"] for one in listed]

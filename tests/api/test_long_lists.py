@@ -5,6 +5,7 @@ from datetime import timedelta
 from time import process_time
 from typing import Any
 
+import httpx
 from sqlalchemy import insert
 
 from api.route_building import build_routes
@@ -15,12 +16,14 @@ from contracts.ids import RequestId, SessionId
 from contracts.ledger_records import OperationState
 from contracts.paths import Segment
 from contracts.sample_report import SampleReport, SequenceReport, VersionSpan
-from store.tables import AuditEntry, Checkpoint, Operation, Sampler, UsageHour
+from store.tables import ApiKey, AuditEntry, Checkpoint, Operation, Sampler, UsageHour
 from tenants.audit import bounded
+from tenants.keys import MOST_KEYS
 from tenants.sample_reports import record_reports
 from tenants.samplers import NewSampler, create_sampler
 from tenants.usage_hours import SUMS
 from tests.api.conftest import BASE, Tenant, as_administrator
+from tests.api.dashboard.visits import key_of, visitor
 from tests.api.stalls import no_stall
 
 SAMPLERS, CHECKPOINTS = 65_536, 20_000
@@ -32,8 +35,15 @@ PARTS = 2
 
 
 async def in_short_steps(asked: Tenant, path: str, beside: Tenant) -> dict[str, Any]:
-    """Return the answer's body. Fail if one step took a large part of all, or a neighbour was not answered meanwhile."""
-    build_routes(asked.service.app.router)
+    """Return the body of what ``answered_in_short_steps`` returns."""
+    answer = await answered_in_short_steps(asked.http, path, beside)
+    found: dict[str, Any] = answer.raise_for_status().json()
+    return found
+
+
+async def answered_in_short_steps(asked: httpx.AsyncClient, path: str, beside: Tenant) -> httpx.Response:
+    """Return the answer. Fail if one step took a large part of all, or a neighbour was not answered meanwhile."""
+    build_routes(beside.service.app.router)
     session, beats = await beside.session(), 0
 
     async def beat() -> None:
@@ -46,14 +56,13 @@ async def in_short_steps(asked: Tenant, path: str, beside: Tenant) -> dict[str, 
     beating = asyncio.create_task(beat())
     async with no_stall() as stall:
         began, before = process_time(), beats
-        answer = await asked.http.get(path)
+        answer = await asked.get(path)
         used, meanwhile = process_time() - began, beats - before
     beating.cancel()
     await asyncio.gather(beating, return_exceptions=True)
     assert stall.longest < used / PARTS
     assert meanwhile > 1
-    found: dict[str, Any] = answer.raise_for_status().json()
-    return found
+    return answer
 
 
 async def test_the_most_samplers_of_a_session(cats: Tenant, dogs: Tenant) -> None:
@@ -166,3 +175,30 @@ async def test_the_most_lines_of_usage(cats: Tenant, dogs: Tenant) -> None:
     shown = await in_short_steps(cats, f"{cats.service.url}{path}", dogs)
     assert [one["session"] for one in shown["lines"]] == [row["session_id"] for row in rows]
     assert (await dogs.http.get(f"{cats.service.url}{path}")).json()["lines"] == []
+
+
+async def test_the_most_keys_of_a_tenant_with_the_most_bounds(cats: Tenant, dogs: Tenant) -> None:
+    """As an answer of the API, and as a page. Another tenant sees its own alone."""
+    service, names = cats.service, [f"{number:02}{'x' * 160}" for number in range(50)]
+    row = {
+        "tenant_id": cats.id,
+        "secret_hash": bytes(32),
+        "note": "x" * 200,
+        "created_at": service.clock(),
+        "role": "member",
+        "base_models": names,
+    }
+    admin, theirs = await as_administrator(cats), await key_of(service, dogs)
+    rows = [{"prefix": f"tml-{number:012x}", **row} for number in range(MOST_KEYS - 2)]
+    async with service.database.write() as transaction:
+        await transaction.execute(insert(ApiKey), rows)
+    shown = await in_short_steps(admin, f"{service.url}/api/weft/v1/keys", dogs)
+    assert [one["prefix"] for one in shown["keys"][2:]] == [row["prefix"] for row in rows]
+    assert shown["keys"][-1]["base_models"] == names
+    async with (
+        visitor(service, admin.http.headers["X-API-Key"]) as http,
+        visitor(service, theirs.secret) as other,
+    ):
+        page = (await answered_in_short_steps(http, "/ui/keys", dogs)).text
+        assert page.count("<tr data-key=") == MOST_KEYS
+        assert rows[0]["prefix"] not in (await other.get("/ui/keys")).text

@@ -61,12 +61,17 @@ async def test_every_list_waits_for_its_tenants_surveys_alone(service: Service, 
         assert (await asyncio.wait_for(waiting, LONG)).status_code == 200, path
 
 
-async def test_a_search_of_sessions_and_a_trace_are_surveys(service: Service, cats: Tenant, dogs: Tenant) -> None:
+async def test_whole_lists_a_search_of_sessions_and_a_trace_are_surveys(
+    service: Service, cats: Tenant, dogs: Tenant
+) -> None:
     session = await cats.session()
     export = await cats.http.get(f"/sessions/{session}/trace_export")
     trace = httpx.URL(export.raise_for_status().json()["url"]).path
     assert service.database.surveys is not None
+    for tenant in (cats, dogs):
+        await as_administrator(tenant)
     for path, ask in {
+        "keys": lambda tenant: tenant.http.get(f"{service.url}/api/weft/v1/keys"),
         "search": lambda tenant: tenant.http.post("/sessions/search", json={"limit": 5}),
         "trace": lambda tenant: tenant.http.get(service.url + trace),
         "models": lambda tenant: tenant.http.get(service.url + "/v1/models"),

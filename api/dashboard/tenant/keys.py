@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 from api.dashboard.forms import Form, parsed, see
-from api.dashboard.rendering import page
+from api.dashboard.rendering import large_page
 from api.dashboard.tenant.form_values import integer
 from api.dashboard.web_session import PageKeyAdmin
 from api.key_records import MadeKey, NewKeyRequest, RotateRequest
@@ -94,11 +94,12 @@ async def _shown(
     made: MadeKey | None = None,
     problem: WeftError | None = None,
 ) -> Response:
-    return page(
+    return await large_page(
         request,
+        caller,
         "tenant/keys.html",
         status=200 if problem is None else problem.status,
-        keys=(await keys.list_own_keys(caller, services)).keys,
+        keys=await keys.own_key_bodies(caller, services),
         made=made,
         problem="" if problem is None else problem.message,
         roles=TENANT_ROLES,

@@ -203,11 +203,11 @@ async def spent_and_limits(
     return row.spent, row.limits
 
 
-async def uses_of_tenant(session: AsyncSession, owner: Owner) -> list[ProjectUse]:
-    """Return each project with limits of its own that the owner reaches, with all its use."""
+async def limited_projects(session: AsyncSession, owner: Owner) -> list[ProjectUse]:
+    """Return each project with limits of its own that the owner reaches. Nothing is counted."""
     rows = (await session.execute(_OF_TENANT, {"tenant": tenant_of(owner)})).all()
     reached = [row for row in rows if not isinstance(owner, Reach) or row.id in owner.projects]
-    return [await _counted(session, row, COUNTED) for row in reached]
+    return [ProjectUse(row.id, row.name, row.limits, {}) for row in reached]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from tenants.budget_settings import Alert, BudgetStanding, alerts_of, budgets_of
 from tenants.keys import limits_of_keys, live_keys
 from tenants.limit_use import ALL_USE
 from tenants.limits import LIMIT_NAMES, Limits
-from tenants.project_limits import ProjectUse, uses_of_tenant
+from tenants.project_limits import ProjectUse
+from tenants.project_uses import uses_of_tenant
 from tenants.rate_lines import line_states_of_tenant
 from tenants.rates import Meter, RateState, rate_states
 from tenants.reach import Owner, Reach

@@ -252,7 +252,7 @@ async def resume(caller: Caller, admin: Admin, request: Request, tenant_id: Path
 async def show_standing(caller: Caller, admin: Admin, tenant_id: PathId) -> StandingReport:
     """Show a tenant's limits and its use of them, counted as they are enforced. Raises ``NotFound``."""
     del caller
-    async with admin.runtime.database.read() as session:
+    async with admin.runtime.database.survey() as session:
         found = await find_row(session, tenant_id)
         now, counted = await admin.now(), admin.request_rates
         return standing_report(await standing(session, TenantId(found.id), admin.limits, now, requests=counted))

@@ -16,9 +16,11 @@ from contracts.ids import RequestId, SessionId
 from contracts.ledger_records import OperationState
 from contracts.paths import Segment
 from contracts.sample_report import SampleReport, SequenceReport, VersionSpan
-from store.tables import ApiKey, AuditEntry, Checkpoint, Operation, Sampler, UsageHour
+from store.tables import ApiKey, AuditEntry, Checkpoint, Operation, Project, Sampler, UsageHour
 from tenants.audit import bounded
 from tenants.keys import MOST_KEYS
+from tenants.project_limits import PROJECT_LIMITS
+from tenants.projects import MOST_PROJECTS
 from tenants.sample_reports import record_reports
 from tenants.samplers import NewSampler, create_sampler
 from tenants.usage_hours import SUMS
@@ -202,3 +204,16 @@ async def test_the_most_keys_of_a_tenant_with_the_most_bounds(cats: Tenant, dogs
         page = (await answered_in_short_steps(http, "/ui/keys", dogs)).text
         assert page.count("<tr data-key=") == MOST_KEYS
         assert rows[0]["prefix"] not in (await other.get("/ui/keys")).text
+
+
+async def test_the_standing_of_a_tenant_with_many_limited_projects(cats: Tenant, dogs: Tenant) -> None:
+    service, bounds = cats.service, dict.fromkeys(PROJECT_LIMITS, 9)
+    row = {"tenant_id": cats.id, "created_at": service.clock(), "limits": bounds}
+    rows = [{"id": f"proj-{number:04}", "name": f"{number:04}", **row} for number in range(MOST_PROJECTS)]
+    async with service.database.write() as transaction:
+        await transaction.execute(insert(Project), rows)
+    path = f"{service.url}/api/weft/v1/usage/standing"
+    shown = await in_short_steps(cats, path, dogs)
+    assert [one["id"] for one in shown["projects"]] == [row["id"] for row in rows]
+    assert {len(one["limits"]) for one in shown["projects"]} == {len(bounds)}
+    assert (await dogs.http.get(path)).json()["projects"] == []

@@ -71,6 +71,7 @@ async def test_whole_lists_a_search_of_sessions_and_a_trace_are_surveys(
     for tenant in (cats, dogs):
         await as_administrator(tenant)
     for path, ask in {
+        "standing": lambda tenant: tenant.http.get(f"{service.url}/api/weft/v1/usage/standing"),
         "keys": lambda tenant: tenant.http.get(f"{service.url}/api/weft/v1/keys"),
         "search": lambda tenant: tenant.http.post("/sessions/search", json={"limit": 5}),
         "trace": lambda tenant: tenant.http.get(service.url + trace),

@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 from fastapi import APIRouter, Request, Response
 
-from api.dashboard.rendering import page
+from api.dashboard.rendering import large_page
 from api.dashboard.unattended import UNATTENDED
 from api.dashboard.web_session import PageUsageReader
 from api.paging import PageRequest
@@ -15,7 +15,7 @@ from api.weft.checkpoints import list_kept
 from api.weft.client_exceptions import list_client_exceptions
 from api.weft.operations import list_own
 from api.weft.runs import list_runs
-from api.weft.standing import usage_standing
+from api.weft.standing import own_standing
 from contracts.ledger_records import OperationState
 from tenants.rights import Principal, Scope
 from tenants.run_lists import ListedState
@@ -54,7 +54,7 @@ async def overview_part(caller: PageUsageReader, services: Services, request: Re
 
 
 async def _shown(request: Request, services: ApiServices, caller: Principal, template: str) -> Response:
-    standing = await usage_standing(caller, services)
+    standing = await own_standing(caller, services)
     runs, waiting, failed, ending = None, None, None, None
     if Scope.READ in caller.scopes:
         runs = await list_runs(caller, services, state=ListedState.READY, recent=_RECENT_LOSSES, limit=_SHOWN)
@@ -62,8 +62,9 @@ async def _shown(request: Request, services: ApiServices, caller: Principal, tem
         failed = await _failures(services, caller)
         shown = PageRequest(_SHOWN, 0)
         ending = await list_kept(caller, services, shown, expires_within=_SOON)
-    return page(
+    return await large_page(
         request,
+        caller,
         template,
         standing=standing,
         by_part=sorted(standing.limits, key=lambda one: -(one.used or 0) / (one.value or 1)),

@@ -108,7 +108,7 @@ async def _page(
     asked = (given["model"], given["beside"], *(answer["model"] for answer in answers))
     labels = {name: label_of(name, offered) for name in asked}
     chats = sorted(name for name, one in services.vocabularies.items() if one.chat is not None)
-    values = {"groups": groups, "labels": labels, "given": given, "answers": answers, "chats": chats}
+    values: dict[str, Any] = {"groups": groups, "labels": labels, "given": given, "answers": answers, "chats": chats}
     return await large_page(request, caller, "tenant/playground.html", **values)
 
 

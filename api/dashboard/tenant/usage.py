@@ -10,7 +10,7 @@ from api.dashboard.page_downloads import PageDownload
 from api.dashboard.rendering import page
 from api.dashboard.web_session import PageBillingReader, PageUsageReader
 from api.services import Services
-from api.weft.standing import usage_standing
+from api.weft.standing import own_standing
 from api.weft.usage import read_usage, usage_page
 from api.weft.usage_export import export_usage
 from api.wire.request_model import PlainText
@@ -40,7 +40,7 @@ async def usage(
         request,
         "tenant/usage.html",
         usage=found,
-        standing=await usage_standing(caller, services),
+        standing=await own_standing(caller, services),
         days=days,
         width=width,
         by=by,

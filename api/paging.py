@@ -3,15 +3,17 @@
 Values out of range are brought into range instead of refused.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import Depends, Query
 from pydantic import BaseModel
 
 from api.wire.request_model import NO_NUL
 from tenants.list_places import Place
+
+Row = TypeVar("Row")
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
@@ -60,6 +62,26 @@ CursorPage = Annotated[PageRequest, Depends(_cursor_page)]
 def next_cursor(page: PageRequest, rows: Sequence[Any]) -> str | None:
     """Return the cursor of the page behind ``rows``, of which one more than the page holds was asked for; None at the end."""
     return Place.of(rows[page.limit - 1]).cursor if 0 < page.limit < len(rows) else None
+
+
+class PagesAhead(Generic[Row]):
+    """Rows of ``pages`` without the last one, which was asked for beyond ``limit``. ``next_cursor`` is known at their end."""
+
+    def __init__(self, limit: int, pages: AsyncIterator[Sequence[Row]]) -> None:
+        self.next_cursor: str | None = None
+        self._left = limit
+        self._pages = pages
+
+    async def shown(self) -> AsyncIterator[Sequence[Row]]:
+        """Iterate over the pages."""
+        last: Row | None = None
+        async for rows in self._pages:
+            shown, has_more = rows[: self._left], len(rows) > self._left
+            self._left -= len(shown)
+            last = shown[-1] if shown else last
+            if has_more and last is not None:
+                self.next_cursor = Place.of(last).cursor
+            yield shown
 
 
 def cursor_of(page: PageRequest, total: int) -> Cursor:

@@ -3,12 +3,12 @@
 The folders of deleted rows are discarded (``tenants.discarded_folders``).
 """
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, bindparam, delete, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, bindparam, delete, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound
@@ -18,15 +18,11 @@ from store.clock import Clock
 from store.inserts import replacing_insert
 from store.tables import Checkpoint, DeletedCheckpoint, Run
 from tenants.discarded_folders import discard
-from tenants.list_places import Place, behind
 from tenants.reach import Owner, check_lane, tenant_of, within
 
 MAX_TTL = timedelta(days=3653)
 _MOST_OLDER = 1000
 """Older checkpoints that one save lets expire."""
-_NEWEST_FIRST = (Checkpoint.created_at.desc(), Checkpoint.id)
-_PAGE = 128
-"""Checkpoints that are read at once where all of a run are wanted: made into objects they hold the event loop for 5 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +98,7 @@ def check_ttl(ttl_seconds: int | None, field: str = "ttl_seconds") -> int | None
     return ttl_seconds
 
 
-def _reached(owner: Owner) -> list[ColumnElement[bool]]:
+def reached(owner: Owner) -> list[ColumnElement[bool]]:
     """Return the conditions under which checkpoints of the owner's tenant are in the owner's projects."""
     runs = within(owner, Run.session_id)
     return [Checkpoint.run_id.in_(select(Run.id).where(*runs))] if runs else []
@@ -228,88 +224,6 @@ async def newest_sampler_checkpoint(session: AsyncSession, tenant: TenantId, run
     return CheckpointId(found)
 
 
-async def list_checkpoints(
-    session: AsyncSession,
-    owner: Owner,
-    *,
-    clock: Clock,
-    segments: Collection[Segment] = tuple(Segment),
-    run_id: str | None = None,
-    name: str | None = None,
-    public: bool | None = None,
-    expires_before: datetime | None = None,
-    limit: int | None = None,
-    offset: int = 0,
-    after: Place | None = None,
-) -> tuple[list[Checkpoint], int]:
-    """Return a page of listed, unexpired checkpoints, newest first, and their total; only those that are so, if it is given.
-
-    The page begins behind ``after``.
-    """
-    wanted = _wanted(owner, clock, segments)
-    if run_id is not None:
-        wanted.append(Checkpoint.run_id == run_id)
-    if name is not None:
-        wanted.append(Checkpoint.name == name)
-    if public is not None:
-        wanted.append(Checkpoint.public.is_(public))
-    if expires_before is not None:
-        wanted.append(Checkpoint.expires_at < expires_before)
-    total = await session.scalar(select(func.count()).select_from(Checkpoint).where(*wanted)) or 0
-    page = (
-        select(Checkpoint).where(*wanted, *behind(Checkpoint.created_at, Checkpoint.id, after)).order_by(*_NEWEST_FIRST)
-    )
-    return list(await session.scalars(page.limit(limit).offset(offset))), total
-
-
-async def pages_of_run(
-    session: AsyncSession, owner: Owner, run_id: str, *, clock: Clock, segments: Collection[Segment]
-) -> AsyncIterator[Sequence[Checkpoint]]:
-    """Iterate over pages of all listed, unexpired checkpoints of the run, newest first. A run may have twenty thousand."""
-    wanted = [*_wanted(owner, clock, segments), Checkpoint.run_id == run_id]
-    last: Place | None = None
-    while True:
-        begins = behind(Checkpoint.created_at, Checkpoint.id, last)
-        page = select(Checkpoint).where(*wanted, *begins).order_by(*_NEWEST_FIRST).limit(_PAGE)
-        rows = (await session.scalars(page)).all()
-        yield rows
-        if len(rows) < _PAGE:
-            return
-        last = Place.of(rows[-1])
-
-
-def _wanted(owner: Owner, clock: Clock, segments: Collection[Segment]) -> list[ColumnElement[bool]]:
-    return [
-        Checkpoint.tenant_id == tenant_of(owner),
-        *_reached(owner),
-        Checkpoint.listed.is_(True),
-        Checkpoint.segment.in_(segments),
-        is_unexpired(clock()),
-    ]
-
-
-async def latest_checkpoints(
-    session: AsyncSession, tenant: TenantId, run_ids: Sequence[str], clock: Clock
-) -> dict[tuple[str, str], Checkpoint]:
-    """Return the newest listed, unexpired checkpoint of each ``(run_id, segment)`` of the runs, in one query."""
-    age = func.row_number().over(
-        partition_by=(Checkpoint.run_id, Checkpoint.segment),
-        order_by=(Checkpoint.created_at.desc(), Checkpoint.id),
-    )
-    ranked = (
-        select(Checkpoint.id, age.label("age"))
-        .where(
-            Checkpoint.tenant_id == tenant,
-            Checkpoint.run_id.in_(run_ids),
-            Checkpoint.listed.is_(True),
-            is_unexpired(clock()),
-        )
-        .subquery()
-    )
-    newest = select(Checkpoint).join(ranked, ranked.c.id == Checkpoint.id).where(ranked.c.age == 1)
-    return {(row.run_id, row.segment): row for row in await session.scalars(newest)}
-
-
 async def delete_checkpoint(transaction: AsyncSession, owner: Owner, path: CheckpointPath, clock: Clock) -> bool:
     """Delete the row, discard its folder and remember the deletion. Return False for a repeat of a remembered deletion.
 
@@ -339,7 +253,7 @@ async def delete_checkpoints(
     found = list(
         await transaction.execute(
             select(Checkpoint.id, Checkpoint.run_id, Checkpoint.segment, Checkpoint.name)
-            .where(Checkpoint.tenant_id == tenant, *_reached(owner), at.in_(addresses))
+            .where(Checkpoint.tenant_id == tenant, *reached(owner), at.in_(addresses))
             .order_by(Checkpoint.id)
         )
     )

@@ -1,12 +1,13 @@
 """Training runs: each is one adapter over one base model, owned by one tenant."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, bindparam, func, select, update
+from sqlalchemy import ColumnElement, Row, Select, bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import defer
 
 from contracts.errors import InvalidRequest, NotFound, RunUnloaded, SessionEnded
 from contracts.ids import RunId, SessionId, TenantId
@@ -22,6 +23,9 @@ from tenants.limits import Counted, Limits, hold_count
 from tenants.list_places import Place, behind
 from tenants.project_limits import bounds_training, use_in_session
 from tenants.reach import Owner, default_project, includes, tenant_of, within
+
+_PAGE = 50
+"""Runs that are read at once: each may have 16 KiB of metadata, which is decoded on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +95,7 @@ def lora_settings(run: Run | Row[Any]) -> LoraSettings:
 
 async def get_run(session: AsyncSession, owner: Owner, run_id: str) -> Run:
     """Return the owner's run in any state. Raises ``NotFound``."""
-    own = (Run.tenant_id == tenant_of(owner), *within(owner, Run.session_id))
-    found = await session.scalar(select(Run).where(Run.id == run_id, *own))
+    found = await session.scalar(select(Run).where(Run.id == run_id, *_owned(owner)))
     if found is None:
         raise NotFound(f"no model {run_id[:150]!r}")
     return found
@@ -224,11 +227,41 @@ async def open_run_within_limit(transaction: AsyncSession, tenant: TenantId, run
 async def list_runs(
     session: AsyncSession, owner: Owner, *, limit: int, offset: int, after: Place | None = None
 ) -> tuple[list[Run], int]:
-    """Return a page of the owner's runs, newest first, and their total. The page begins behind ``after``."""
-    owned = (Run.tenant_id == tenant_of(owner), *within(owner, Run.session_id))
-    total = await session.scalar(select(func.count()).select_from(Run).where(*owned)) or 0
-    page = select(Run).where(*owned, *behind(Run.created_at, Run.id, after)).order_by(Run.created_at.desc(), Run.id)
-    return list(await session.scalars(page.limit(limit).offset(offset))), total
+    """Return a page of the owner's runs, newest first, without what their users tell of them, and the total of all.
+
+    The page begins behind ``after``.
+    """
+    told = (defer(Run.user_metadata, raiseload=True), defer(Run.metric_names, raiseload=True))
+    page = _newest_runs(owner, after).options(*told).limit(limit).offset(offset)
+    return list(await session.scalars(page)), await total_runs(session, owner)
+
+
+async def total_runs(session: AsyncSession, owner: Owner) -> int:
+    """Count the owner's runs, in any state."""
+    return await session.scalar(select(func.count()).select_from(Run).where(*_owned(owner))) or 0
+
+
+async def run_pages(
+    session: AsyncSession, owner: Owner, *, limit: int, offset: int = 0
+) -> AsyncIterator[Sequence[Run]]:
+    """Iterate over at most ``limit`` of the owner's runs behind the newest ``offset``, newest first, in pages."""
+    after: Place | None = None
+    while limit > 0:
+        most = min(_PAGE, limit)
+        rows = (await session.scalars(_newest_runs(owner, after).limit(most).offset(offset))).all()
+        yield rows
+        if len(rows) < most:
+            return
+        after, offset, limit = Place.of(rows[-1]), 0, limit - most
+
+
+def _owned(owner: Owner) -> list[ColumnElement[bool]]:
+    return [Run.tenant_id == tenant_of(owner), *within(owner, Run.session_id)]
+
+
+def _newest_runs(owner: Owner, after: Place | None) -> Select[Run]:
+    place = behind(Run.created_at, Run.id, after)
+    return select(Run).where(*_owned(owner), *place).order_by(Run.created_at.desc(), Run.id)
 
 
 async def set_run_state(transaction: AsyncSession, tenant: TenantId, run_id: str, state: RunState) -> None:

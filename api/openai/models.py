@@ -15,7 +15,8 @@ from contracts.ids import CheckpointId, RunId, TenantId
 from contracts.paths import Segment, parse_path
 from store.sampled_bases import check_can_be_sampled
 from store.tables import Run
-from tenants.checkpoints import list_checkpoints, path_of
+from tenants.checkpoint_lists import CheckpointFilter, list_checkpoints
+from tenants.checkpoints import path_of
 from tenants.followed_versions import followed_version
 from tenants.rights import Principal
 from tenants.runs import get_run, list_runs
@@ -86,9 +87,8 @@ async def list_models(caller: SampleReader, services: Services) -> dict[str, Any
     """List the served base models, the caller's newest runs and its newest checkpoints for samplers."""
     async with services.runtime.database.survey() as session:
         runs, _ = await list_runs(session, caller.reach, limit=_MOST_LISTED, offset=0)
-        checkpoints, _ = await list_checkpoints(
-            session, caller.reach, clock=services.runtime.clock, segments=(Segment.SAMPLER_WEIGHTS,), limit=_MOST_LISTED
-        )
+        which = CheckpointFilter(caller.reach, services.runtime.clock(), (Segment.SAMPLER_WEIGHTS,))
+        checkpoints = await list_checkpoints(session, which, limit=_MOST_LISTED)
         owner = await tenant_name(session, caller.tenant)
     found = [_model(name, "weft", 0) for name in services.bases]
     found += [_model(run.id, owner, int(run.created_at.timestamp())) for run in runs]

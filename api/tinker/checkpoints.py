@@ -18,6 +18,7 @@ from contracts.paths import CheckpointPath, parse_path
 from tenants import checkpoint_changes, checkpoints
 from tenants.audit import session_of
 from tenants.audit_actions import Action
+from tenants.checkpoint_lists import CheckpointFilter, checkpoint_pages, count_checkpoints
 from tenants.runs import get_run
 from tenants.storage import longest_kept
 
@@ -45,27 +46,23 @@ def address_of(run_id: str, checkpoint_id: str) -> CheckpointPath:
 @router.get("/training_runs/{run_id}/checkpoints", response_model=CheckpointList)
 async def list_run_checkpoints(caller: Reader, services: Services, run_id: PathId, request: Request) -> Response:
     """List every checkpoint of the run. Raises ``NotFound``."""
-    segments, clock = listed_segments(request), services.runtime.clock
+    segments, now = listed_segments(request), services.runtime.clock()
     async with services.runtime.database.survey() as session:
         run = await get_run(session, caller.reach, run_id)
-        pages = checkpoints.pages_of_run(session, caller.reach, run.id, clock=clock, segments=segments)
+        pages = checkpoint_pages(session, CheckpointFilter(caller.reach, now, segments, run_id=run.id))
         listed = await encoded_list(pages, lambda row: checkpoint_info(row).model_dump(mode="json"))
     return long_answer(checkpoints=listed, cursor=None)
 
 
-@router.get("/checkpoints")
-async def list_checkpoints(caller: Reader, services: Services, page: Page, request: Request) -> CheckpointList:
+@router.get("/checkpoints", response_model=CheckpointList)
+async def list_checkpoints(caller: Reader, services: Services, page: Page, request: Request) -> Response:
     """List a page of the caller's checkpoints over all runs."""
+    which = CheckpointFilter(caller.reach, services.runtime.clock(), listed_segments(request))
     async with services.runtime.database.survey() as session:
-        rows, total = await checkpoints.list_checkpoints(
-            session,
-            caller.reach,
-            clock=services.runtime.clock,
-            segments=listed_segments(request),
-            limit=page.limit,
-            offset=page.offset,
-        )
-    return CheckpointList(checkpoints=[checkpoint_info(row) for row in rows], cursor=cursor_of(page, total))
+        total = await count_checkpoints(session, which)
+        pages = checkpoint_pages(session, which, limit=page.limit, offset=page.offset)
+        listed = await encoded_list(pages, lambda row: checkpoint_info(row).model_dump(mode="json"))
+    return long_answer(checkpoints=listed, cursor=cursor_of(page, total).model_dump())
 
 
 @router.delete("/training_runs/{run_id}/checkpoints/{checkpoint_id:path}", status_code=204)

@@ -13,13 +13,12 @@ from contracts.operations import LoraSettings
 from contracts.paths import Segment
 from store.clock import utc_now
 from store.settings import Settings
+from tenants.checkpoint_lists import CheckpointFilter, latest_checkpoints, list_checkpoints
 from tenants.checkpoints import (
     NewCheckpoint,
     delete_checkpoint,
     find_checkpoint,
     get_checkpoint,
-    latest_checkpoints,
-    list_checkpoints,
     new_checkpoint_id,
     newest_sampler_checkpoint,
     record_checkpoint,
@@ -94,7 +93,7 @@ def _reads_of_clients(years: Years) -> dict[str, Within]:
 
     async def of_run(session: AsyncSession) -> None:
         tenant, _, path = years.old_checkpoint
-        await list_checkpoints(session, tenant, clock=utc_now, run_id=path.run_id)
+        await list_checkpoints(session, CheckpointFilter(tenant, utc_now(), run_id=path.run_id), limit=_PAGE)
 
     async def latest(session: AsyncSession) -> None:
         tenant, _, path = years.old_checkpoint
@@ -113,7 +112,9 @@ def _reads_of_clients(years: Years) -> dict[str, Within]:
         "session_members": members,
         "list_sessions": lambda session: list_sessions(session, years.tenant, limit=_PAGE, offset=0),
         "list_runs": lambda session: list_runs(session, years.tenant, limit=_PAGE, offset=0),
-        "list_checkpoints": lambda session: list_checkpoints(session, years.tenant, clock=utc_now, limit=_PAGE),
+        "list_checkpoints": lambda session: list_checkpoints(
+            session, CheckpointFilter(years.tenant, utc_now()), limit=_PAGE
+        ),
         "standing": lambda session: standing(session, years.tenant, _DEFAULTS, utc_now()),
         "storage_use": lambda session: STORAGE_USE.of(session, years.tenant, _DEFAULTS),
         "training_use": lambda session: TRAINING_USE.of(session, years.tenant, _DEFAULTS),

@@ -6,8 +6,9 @@ from time import process_time
 from typing import Any
 
 import httpx
-from sqlalchemy import insert
+from sqlalchemy import event, insert
 
+from api.paging import MAX_LIMIT
 from api.route_building import build_routes
 from api.weft.audit import MOST_ENTRIES
 from api.weft.sample_list import MOST_SAMPLES
@@ -16,11 +17,12 @@ from contracts.ids import RequestId, SessionId
 from contracts.ledger_records import OperationState
 from contracts.paths import Segment
 from contracts.sample_report import SampleReport, SequenceReport, VersionSpan
-from store.tables import ApiKey, AuditEntry, Checkpoint, Operation, Project, Sampler, UsageHour
+from store.tables import ApiKey, AuditEntry, Checkpoint, Operation, Project, Run, RunState, Sampler, UsageHour
 from tenants.audit import bounded
 from tenants.keys import MOST_KEYS
 from tenants.project_limits import PROJECT_LIMITS
 from tenants.projects import MOST_PROJECTS
+from tenants.runs import run_id_for
 from tenants.sample_reports import record_reports
 from tenants.samplers import NewSampler, create_sampler
 from tenants.usage_hours import SUMS
@@ -30,20 +32,24 @@ from tests.api.stalls import no_stall
 
 SAMPLERS, CHECKPOINTS = 65_536, 20_000
 """Most of one session, and of one tenant, by default."""
+ENTRIES = 900
+"""Most entries of 17 bytes that metadata has room for."""
 SEQUENCES = 1024
 """Most of one sample, by default."""
 PARTS = 2
 """Work for a long answer is cut into steps of which the longest takes no more than such a part of all, on a busy machine, too."""
 
 
-async def in_short_steps(asked: Tenant, path: str, beside: Tenant) -> dict[str, Any]:
+async def in_short_steps(asked: Tenant, path: str, beside: Tenant, parts: int = PARTS) -> dict[str, Any]:
     """Return the body of what ``answered_in_short_steps`` returns."""
-    answer = await answered_in_short_steps(asked.http, path, beside)
+    answer = await answered_in_short_steps(asked.http, path, beside, parts)
     found: dict[str, Any] = answer.raise_for_status().json()
     return found
 
 
-async def answered_in_short_steps(asked: httpx.AsyncClient, path: str, beside: Tenant) -> httpx.Response:
+async def answered_in_short_steps(
+    asked: httpx.AsyncClient, path: str, beside: Tenant, parts: int = PARTS
+) -> httpx.Response:
     """Return the answer. Fail if one step took a large part of all, or a neighbour was not answered meanwhile."""
     build_routes(beside.service.app.router)
     session, beats = await beside.session(), 0
@@ -62,7 +68,7 @@ async def answered_in_short_steps(asked: httpx.AsyncClient, path: str, beside: T
         used, meanwhile = process_time() - began, beats - before
     beating.cancel()
     await asyncio.gather(beating, return_exceptions=True)
-    assert stall.longest < used / PARTS
+    assert stall.longest < used / parts
     assert meanwhile > 1
     return answer
 
@@ -217,3 +223,86 @@ async def test_the_standing_of_a_tenant_with_many_limited_projects(cats: Tenant,
     assert [one["id"] for one in shown["projects"]] == [row["id"] for row in rows]
     assert {len(one["limits"]) for one in shown["projects"]} == {len(bounds)}
     assert (await dogs.http.get(path)).json()["projects"] == []
+
+
+async def with_metadata(tenant: Tenant) -> list[str]:
+    """Record as many runs and checkpoints as a page shows, each with metadata of many entries; return the runs."""
+    service, session = tenant.service, await tenant.session()
+    told, now = {f"key-{number:04}": "x" for number in range(ENTRIES)}, service.clock()
+    runs = [
+        {
+            "id": run_id_for(session, number),
+            "session_id": session,
+            "model_seq_id": number,
+            "base_model": BASE,
+            "rank": 8,
+            "alpha": 32.0,
+            "seed": 1,
+            "train_attn": True,
+            "train_mlp": True,
+            "train_unembed": False,
+            "state": RunState.READY,
+            "last_request_at": now,
+        }
+        for number in range(MAX_LIMIT)
+    ]
+    saved = [
+        {
+            "id": f"{number:032x}",
+            "run_id": runs[number]["id"],
+            "segment": Segment.SAMPLER_WEIGHTS,
+            "name": "one",
+            "directory": f"checkpoints/{number:032x}",
+            "size_bytes": 1,
+        }
+        for number in range(MAX_LIMIT)
+    ]
+    async with service.database.write() as transaction:
+        for table, rows in ((Run, runs), (Checkpoint, saved)):
+            named = {"tenant_id": tenant.id, "user_metadata": told}
+            times = [{"created_at": now - timedelta(seconds=number)} for number in range(MAX_LIMIT)]
+            values = [row | named | time for row, time in zip(rows, times, strict=True)]
+            await transaction.execute(insert(table), values)
+    return [row["id"] for row in runs]
+
+
+async def test_the_largest_pages_of_runs_and_checkpoints_with_the_most_metadata(cats: Tenant, dogs: Tenant) -> None:
+    """Tinker's lists and weft's own: another tenant has none of them.
+
+    A page read at once is decoded, checked and encoded in three steps.
+    """
+    runs = await with_metadata(cats)
+    paths = [f"tinker://{run}/sampler_weights/one" for run in runs]
+    kept = f"{cats.service.url}/api/weft/v1/checkpoints"
+    for path, rows, name, ids in (
+        ("/training_runs", "training_runs", "training_run_id", runs),
+        ("/checkpoints", "checkpoints", "tinker_path", paths),
+        (kept, "checkpoints", "tinker_path", paths),
+    ):
+        shown = await in_short_steps(cats, f"{path}?limit={MAX_LIMIT}", dogs, parts=5)
+        assert [one[name] for one in shown[rows]] == ids
+        assert {len(one["user_metadata"]) for one in shown[rows]} == {ENTRIES}
+        assert shown["cursor"]["total_count"] == MAX_LIMIT
+        part = (await cats.http.get(f"{path}?limit=120&offset=70")).json()
+        assert part[rows] == shown[rows][70:190]
+        assert (await dogs.http.get(path)).json()[rows] == []
+    cursor, told = "", []
+    while cursor is not None:
+        further = (await cats.http.get(f"{kept}?limit=300{cursor and '&cursor='}{cursor}")).json()
+        told, cursor = [*told, *(one["tinker_path"] for one in further["checkpoints"])], further["next_cursor"]
+    assert told == paths
+
+
+async def test_lists_that_show_no_metadata_read_none(cats: Tenant, dogs: Tenant) -> None:
+    service = cats.service
+    for tenant in (cats, dogs):
+        await tenant.checkpoint(await tenant.run(), "one", segment=Segment.SAMPLER_WEIGHTS)
+    sent: list[str] = []
+    assert service.database.surveys is not None
+    engine = service.database.surveys.engine.sync_engine
+    event.listen(engine, "before_cursor_execute", lambda *told: sent.append(told[2]))
+    adapters = (await cats.http.get(f"{service.url}/api/weft/v1/adapters")).json()["adapters"]
+    models = (await cats.http.get(f"{service.url}/v1/models")).json()["data"]
+    assert (len(adapters), len(models)) == (1, 3)
+    assert sent
+    assert not [one for one in sent if "user_metadata" in one or "metric_names" in one]

@@ -10,7 +10,8 @@ from contracts.operations import LoraSettings
 from contracts.paths import CheckpointPath, Segment
 from store.limit_settings import LimitSettings
 from tenants.checkpoint_changes import set_ttl
-from tenants.checkpoints import NewCheckpoint, list_checkpoints
+from tenants.checkpoint_lists import CheckpointFilter, list_checkpoints
+from tenants.checkpoints import NewCheckpoint
 from tenants.limits import Limits
 from tenants.runs import NewRun, create_run
 from tenants.storage import store_checkpoint
@@ -49,7 +50,7 @@ class Saver:
     async def kept(self, tenant: TenantId | None = None) -> dict[str, object]:
         async with self.books.database.read() as session:
             now = NOON + timedelta(minutes=self.saved)
-            found, _ = await list_checkpoints(session, tenant or self.tenant, clock=lambda: now)
+            found = await list_checkpoints(session, CheckpointFilter(tenant or self.tenant, now), limit=100)
             return {one.name: one.expires_at for one in found}
 
 

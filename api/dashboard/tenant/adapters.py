@@ -20,7 +20,7 @@ from api.security_events import note_refusal
 from api.services import ApiServices, Services
 from api.weft import adapters
 from api.weft.adapters import GateState, PauseRequest, ReloadRequest, ResumeRequest
-from api.weft.checkpoints import list_kept
+from api.weft.checkpoints import KeptFilter, kept_checkpoints
 from contracts.errors import InvalidRequest, NotFound
 from contracts.ids import CheckpointId, RunId
 from tenants.rights import Principal, Scope
@@ -121,7 +121,8 @@ async def _adapter(
     state = await adapters.describe(caller, services, run_id)
     kept = None
     if Scope.READ in caller.scopes:
-        kept = await list_kept(caller, services, PageRequest(_MOST_VERSIONS, 0), run=run_id, type="sampler")
+        asked = KeptFilter(run=run_id, type="sampler")
+        kept = await kept_checkpoints(caller, services, PageRequest(_MOST_VERSIONS, 0), asked)
     follows, facts = await _versions(services, caller, state)
     told = ("", 200) if refusal is None else (refusal.message, refusal.status)
     shown = {"state": state, "follows": follows, "facts": facts, "kept": kept, "problem": told[0]}

@@ -18,7 +18,7 @@ from api.services import ApiServices, Services
 from api.tinker.checkpoints import TtlRequest, set_ttl
 from api.tinker.downloads import archive
 from api.tinker.sharing import publish, unpublish
-from api.weft.checkpoints import CheckpointPaths, KeptCheckpoint, delete_many, list_kept
+from api.weft.checkpoints import CheckpointPaths, KeptCheckpoint, KeptFilter, delete_many, kept_checkpoints
 from api.wire.request_model import NO_NUL
 from contracts.errors import InvalidRequest, NotFound
 from contracts.paths import parse_path
@@ -46,15 +46,14 @@ async def checkpoints_page(
     cursor: Text = "",
 ) -> Response:
     """Show a page of checkpoints: of one run or type; ``show`` is ``public``, or ``expiring`` for those with a day left."""
-    found = await list_kept(
-        caller,
-        services,
-        PageRequest(_SHOWN, 0, Place.parse(cursor) if cursor else None),
+    asked = KeptFilter(
         run=run or None,
         type=_TYPES.get(type),
         public=True if show == "public" else None,
         expires_within=_DAY_SECONDS if show == "expiring" else None,
     )
+    place = PageRequest(_SHOWN, 0, Place.parse(cursor) if cursor else None)
+    found = await kept_checkpoints(caller, services, place, asked)
     given = {"run": run, "type": type, "show": show, "cursor": cursor}
     return page(request, "tenant/checkpoints.html", found=found, given=given)
 
@@ -147,7 +146,8 @@ async def delete_one(
 async def _found(caller: Principal, services: ApiServices, run_id: str, checkpoint_id: str) -> KeptCheckpoint:
     """Return the caller's checkpoint. Raises ``NotFound``, ``InvalidRequest``."""
     path = parse_path(f"tinker://{run_id}/{checkpoint_id}", field="checkpoint_id")
-    found = await list_kept(caller, services, PageRequest(3, 0), run=path.run_id, name=path.name)
+    asked = KeptFilter(run=path.run_id, name=path.name)
+    found = await kept_checkpoints(caller, services, PageRequest(3, 0), asked)
     for one in found.checkpoints:
         if one.checkpoint_id == path.checkpoint_id:
             return one

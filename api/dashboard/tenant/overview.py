@@ -11,7 +11,7 @@ from api.dashboard.unattended import UNATTENDED
 from api.dashboard.web_session import PageUsageReader
 from api.paging import PageRequest
 from api.services import ApiServices, Services
-from api.weft.checkpoints import list_kept
+from api.weft.checkpoints import KeptFilter, kept_checkpoints
 from api.weft.client_exceptions import list_client_exceptions
 from api.weft.operations import list_own
 from api.weft.runs import list_runs
@@ -60,8 +60,7 @@ async def _shown(request: Request, services: ApiServices, caller: Principal, tem
         runs = await list_runs(caller, services, state=ListedState.READY, recent=_RECENT_LOSSES, limit=_SHOWN)
         waiting = await list_own(caller, services, OperationState.PENDING, limit=_SHOWN)
         failed = await _failures(services, caller)
-        shown = PageRequest(_SHOWN, 0)
-        ending = await list_kept(caller, services, shown, expires_within=_SOON)
+        ending = await kept_checkpoints(caller, services, PageRequest(_SHOWN, 0), KeptFilter(expires_within=_SOON))
     return await large_page(
         request,
         caller,

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from api.dashboard.rendering import short_id
 from api.services import ApiServices
 from contracts.paths import Segment
-from tenants.checkpoints import list_checkpoints, path_of
+from tenants.checkpoint_lists import CheckpointFilter, list_checkpoints
+from tenants.checkpoints import path_of
 from tenants.rights import Principal
 from tenants.run_lists import listed_runs
-from tenants.runs import list_runs
+from tenants.runs import run_pages
 from tenants.version_facts import version_facts
 
 _SHOWN = 100
@@ -31,10 +32,9 @@ class ModelChoice:
 async def model_choices(caller: Principal, services: ApiServices) -> dict[str, list[ModelChoice]]:
     """Return the caller's newest adapters and versions and the served bases, by the headings of their groups."""
     async with services.runtime.database.survey() as session:
-        runs, _ = await list_runs(session, caller.reach, limit=_SHOWN, offset=0)
-        saved, _ = await list_checkpoints(
-            session, caller.reach, clock=services.runtime.clock, segments=(Segment.SAMPLER_WEIGHTS,), limit=_SHOWN
-        )
+        runs = [run async for some in run_pages(session, caller.reach, limit=_SHOWN) for run in some]
+        which = CheckpointFilter(caller.reach, services.runtime.clock(), (Segment.SAMPLER_WEIGHTS,))
+        saved = await list_checkpoints(session, which, limit=_SHOWN)
         facts = await version_facts(session, caller.reach, [one.id for one in saved])
         missing = {one.run_id for one in saved} - {run.id for run in runs}
         others = await listed_runs(session, caller.reach, sorted(missing))

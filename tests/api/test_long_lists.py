@@ -186,7 +186,7 @@ async def test_the_most_lines_of_usage(cats: Tenant, dogs: Tenant) -> None:
 
 
 async def test_the_most_keys_of_a_tenant_with_the_most_bounds(cats: Tenant, dogs: Tenant) -> None:
-    """As an answer of the API, and as a page. Another tenant sees its own alone."""
+    """Ask for an answer of the API, and for the page. Another tenant sees its own alone."""
     service, names = cats.service, [f"{number:02}{'x' * 160}" for number in range(50)]
     row = {
         "tenant_id": cats.id,

@@ -149,8 +149,8 @@ def test_what_fails_on_a_rank_fails_alone(found: Found) -> None:
         ("unsound", "alone"): ["invalid_request"],
         ("unsound", "after"): [None],
         ("broken", "beside"): ["engine_failure", None],
-        ("unlucky", "forward"): ["engine_failure", None],
-        ("unlucky", "backward"): ["engine_failure", None],
+        ("unlucky", "forward"): ["out_of_memory", None],
+        ("unlucky", "backward"): ["out_of_memory", None],
         ("unlucky", "after"): [None],
     }
 

@@ -261,6 +261,10 @@ class Ledger:
             after_commit(transaction, partial(self._telemetry.finished, one.operation, one.outcome))
         for lane in rows.sampled_lanes:
             self.wakeups.announce_after_commit(transaction, ended_samples_topic(lane))
+        # Their first COMMIT may have lost its answer, and whoever sent it has told nobody.
+        for one in completions:
+            if one.operation.id not in pending:
+                self._tell_end(transaction, one.operation)
         await rows.write(transaction)
         used = {one.operation.id: tokens_used(one) for one in completions}
         await settle(transaction, [(row, used[row.id]) for row in charged.values() if row.id not in lost], now)
@@ -269,6 +273,11 @@ class Ledger:
         await rows.points.write(transaction, self.wakeups)
         await advance(transaction, steps.keys(), now, rows.points.steps_taken)
         return lost
+
+    def _tell_end(self, transaction: AsyncSession, operation: ReadyOperation) -> None:
+        self.wakeups.announce_after_commit(transaction, operation_topic(operation.id))
+        if operation.kind is OperationKind.SAMPLE:
+            self.wakeups.announce_after_commit(transaction, ended_samples_topic(operation.lane))
 
     async def cancel(
         self, transaction: AsyncSession, selection: Selection, error: WeftError, *, only_samples: bool = False

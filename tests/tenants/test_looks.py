@@ -36,7 +36,7 @@ async def test_keys_of_looks_go_a_day_after_they_have_ended_and_no_others(books:
 async def test_a_tenant_with_as_many_keys_as_are_kept_can_be_looked_at(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own further key is refused, another tenant's is not."""
+    """Refuse the tenant a further key of its own, and make another tenant's."""
     monkeypatch.setattr(keys, "MOST_KEYS", 2)
     full, beside = books.tenants[:2]
     limits = Limits.of(Settings())

@@ -145,3 +145,24 @@ async def test_an_adapter_that_waits_for_room_for_long_holds_up_no_later_one(
         disk.times = 0
         await cats.result(loading)
         assert isinstance(await large.result(stepping), OptimStepped)
+
+
+async def test_nobody_leaves_for_an_adapter_whose_room_would_be_too_small_all_the_same(
+    new_rig: NewRig, base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier load keeps a large adapter in memory; a small neighbour trains on while another large one waits."""
+    disk, rig = SickDisk(monkeypatch), new_rig(memory_bytes=room(base, 5))
+    async with rig.running():
+        large = await made(rig, "large", LARGE)
+        cats, birds = await made(rig, "cats", LARGE), await made(rig, "birds", SMALL)
+        load = await saved(cats)
+        disk.times = 10_000
+        loading, stepping = await cats.send(load), await large.send(STEP)
+        before = rig.counts.paged_out
+        for _ in range(4):
+            assert isinstance(await birds.do(STEP), OptimStepped)
+        assert [await cats.is_pending(loading), await large.is_pending(stepping)] == [True, True]
+        assert rig.counts.paged_out == before
+        disk.times = 0
+        await cats.result(loading)
+        assert isinstance(await large.result(stepping), OptimStepped)

@@ -70,15 +70,8 @@ class OfTenant:
 
 
 @dataclass(frozen=True, slots=True)
-class OfKey:
-    """Selects the operations that requests with one API key have brought; ``key`` is its number."""
-
-    key: int
-
-
-@dataclass(frozen=True, slots=True)
 class OfKeys:
-    """Selects the operations that requests with API keys of one tenant have brought."""
+    """Selects the operations that requests with API keys of one tenant have brought; ``keys`` are their numbers."""
 
     tenant: TenantId
     keys: Sequence[int]
@@ -103,9 +96,7 @@ class OfEndedKeys:
     now: datetime
 
 
-Selection = (
-    OfOperation | OfLane | OfSession | OfTenant | OfKey | OfKeys | OfEndedSessions | OfSilentSessions | OfEndedKeys
-)
+Selection = OfOperation | OfLane | OfSession | OfTenant | OfKeys | OfEndedSessions | OfSilentSessions | OfEndedKeys
 """Selects pending operations by one of their owners."""
 
 
@@ -234,8 +225,6 @@ def _samples_of(selection: Selection) -> list[ColumnElement[bool]]:
             return [operations.c.tenant_id == owner, operations.c.lane.in_(lanes)]
         case OfTenant(tenant_id):
             return [operations.c.tenant_id == tenant_id]
-        case OfKey(key):
-            return [operations.c.tenant_id == _owner_of(key), operations.c.key_id == key]
         case OfKeys(tenant_id, keys):
             return [operations.c.tenant_id == tenant_id, operations.c.key_id.in_(keys)]
         case OfEndedSessions():
@@ -260,8 +249,6 @@ def _training_of(selection: Selection) -> list[ColumnElement[bool]]:
             return [runs.c.session_id == session]
         case OfTenant(tenant_id):
             return [runs.c.tenant_id == tenant_id]
-        case OfKey(key):
-            return [runs.c.tenant_id == _owner_of(key), operations.c.key_id == key]
         case OfKeys(tenant_id, keys):
             return [runs.c.tenant_id == tenant_id, operations.c.key_id.in_(keys)]
         case OfEndedSessions():
@@ -294,7 +281,3 @@ def _is_of_ended_key(now: datetime) -> ColumnElement[bool]:
 def _parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
     for begin in range(0, len(ids), _AT_ONCE):
         yield ids[begin : begin + _AT_ONCE]
-
-
-def _owner_of(key: int) -> ColumnElement[str]:
-    return select(_keys.c.tenant_id).where(_keys.c.id == key).scalar_subquery()

@@ -13,7 +13,7 @@ from api.admin.tenants import find_row, repeatable_by
 from api.key_records import KeyBody, KeyNumber, MadeKey, NewKeyLimits, NewKeyRequest, RotateRequest, key_body
 from contracts.errors import NotFound
 from contracts.ids import TenantId
-from ledger.cancellation import OfKey
+from ledger.cancellation import OfKeys
 from ledger.ended_keys import key_ended
 from store.tables import ApiKey
 from telemetry.security import SecurityEvent
@@ -171,7 +171,9 @@ async def revoke(caller: Caller, admin: Admin, request: Request, key_id: KeyNumb
         if found is None:
             raise _no_key(key_id)
         revoked = await revoke_key(transaction, prefix=found.prefix, clock=admin.runtime.clock)
-        await admin.runtime.ledger.cancel(transaction, OfKey(revoked.id), key_ended(), only_samples=True)
+        await admin.runtime.ledger.cancel(
+            transaction, OfKeys(revoked.tenant, [revoked.id]), key_ended(), only_samples=True
+        )
         if revoked.was_live:
             await record_operator(
                 transaction, admin, request, caller, Action.KEY_REVOKE, revoked.prefix, tenant=revoked.tenant

@@ -10,7 +10,7 @@ from api.route_bounds import bounded
 from api.security_events import note_access
 from api.services import Services
 from contracts.errors import Unauthenticated
-from ledger.cancellation import OfKey
+from ledger.cancellation import OfKeys
 from ledger.ended_keys import key_ended
 from telemetry.security import SecurityEvent
 from tenants.audit_actions import Action
@@ -90,7 +90,7 @@ async def revoke_own_key(caller: AnyKey, services: Services, request: Request) -
     async with runtime.database.write() as transaction:
         own, _ = await describe_key(transaction, caller.tenant, caller.key_id)
         revoked = await revoke_key(transaction, prefix=own.prefix, clock=runtime.clock)
-        await runtime.ledger.cancel(transaction, OfKey(revoked.id), key_ended(), only_samples=True)
+        await runtime.ledger.cancel(transaction, OfKeys(revoked.tenant, [revoked.id]), key_ended(), only_samples=True)
         if revoked.was_live:
             await record_act(transaction, services, caller, Action.KEY_REVOKE, revoked.prefix)
     note_access(request, SecurityEvent.KEY_REVOKED, revoked.prefix, actor=revoked.prefix)

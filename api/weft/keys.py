@@ -21,7 +21,7 @@ from api.route_bounds import bounded
 from api.security_events import note_access
 from api.services import ApiServices, Services
 from contracts.errors import Forbidden, InvalidRequest
-from ledger.cancellation import OfKey
+from ledger.cancellation import OfKeys
 from ledger.ended_keys import key_ended
 from store.tables import ApiKey
 from telemetry.security import SecurityEvent
@@ -174,7 +174,7 @@ async def revoke(caller: AnyKey, services: Services, request: Request, key_id: K
     async with runtime.database.write() as transaction:
         key = await _manageable(transaction, caller, key_id)
         revoked = await revoke_key(transaction, prefix=key.prefix, clock=runtime.clock)
-        await runtime.ledger.cancel(transaction, OfKey(revoked.id), key_ended(), only_samples=True)
+        await runtime.ledger.cancel(transaction, OfKeys(revoked.tenant, [revoked.id]), key_ended(), only_samples=True)
         if revoked.was_live:
             await record_act(transaction, services, caller, Action.KEY_REVOKE, revoked.prefix)
     note_access(request, SecurityEvent.KEY_REVOKED, revoked.prefix)

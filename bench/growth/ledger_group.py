@@ -18,7 +18,7 @@ from ledger.attempts import count_attempts
 from ledger.cancellation import (
     OfEndedKeys,
     OfEndedSessions,
-    OfKey,
+    OfKeys,
     OfLane,
     OfOperation,
     OfSession,
@@ -100,7 +100,7 @@ def ledger_group(calls: LedgerCalls, years: Years) -> tuple[Named, Named]:
         "cancel_sampler": lambda transaction: _cancel(calls, OfLane(years.live_sampler[1]), transaction),
         "cancel_session": lambda transaction: _cancel(calls, OfSession(years.live_session), transaction),
         "cancel_tenant": lambda transaction: _cancel(calls, OfTenant(years.tenant), transaction),
-        "cancel_key": lambda transaction: _cancel(calls, OfKey(1), transaction),
+        "cancel_key": lambda transaction: _cancel(calls, OfKeys(years.tenant, [1]), transaction),
         "cancel_ended_sessions": lambda transaction: _cancel(calls, OfEndedSessions(), transaction),
         "cancel_ended_keys": lambda transaction: _cancel(calls, OfEndedKeys(utc_now()), transaction),
     }

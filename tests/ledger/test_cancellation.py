@@ -25,7 +25,7 @@ from contracts.operations import (
     SampleRequest,
     UnloadModel,
 )
-from ledger.cancellation import OfKey, OfLane, OfOperation, OfSession, OfTenant, Selection, client_silent
+from ledger.cancellation import OfKeys, OfLane, OfOperation, OfSession, OfTenant, Selection, client_silent
 from ledger.ledger import Ledger
 from ledger.payload_files import PayloadFiles
 from ledger.wakeups import Wakeups, cancelled_samples_topic, operation_topic, recalls_topic
@@ -202,7 +202,7 @@ async def test_a_selection_ends_what_it_names_and_nothing_of_a_neighbour(two: Tw
     selection: Selection = {
         "session": OfSession(cat.session),
         "tenant": OfTenant(cat.tenant),
-        "key": OfKey(cat.key),
+        "key": OfKeys(cat.tenant, [cat.key]),
         "run": OfLane(cat.run),
         "sampler": OfLane(cat.sampler),
     }[by]

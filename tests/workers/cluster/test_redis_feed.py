@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
 
 from ledger.token_feed import TokensMade
 from testing.cluster_process import RedisProcess
@@ -80,33 +81,48 @@ async def feeds(url: str, count: int) -> AsyncIterator[list[Feed]]:
             await client.aclose()
 
 
+class Observer:
+    """Every message on one channel, read as fast as it comes, so that Redis cuts nobody off."""
+
+    def __init__(self, pubsub: PubSub) -> None:
+        self._pubsub, self._came, self._answered = pubsub, list[bytes](), asyncio.Event()
+
+    async def listen(self) -> None:
+        while True:
+            message = await self._pubsub.get_message(timeout=1.0)
+            if message is None:
+                continue
+            if message["type"] == "pong":
+                self._answered.set()
+            else:
+                self._came.append(message["data"])
+
+    async def taken(self) -> list[bytes]:
+        """Return all that Redis was given before this call; the next call begins behind it."""
+        self._answered.clear()
+        await self._pubsub.ping()
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await self._answered.wait()
+        came, self._came = self._came, []
+        return came
+
+
 @asynccontextmanager
-async def messages(url: str, channel: str) -> AsyncIterator["asyncio.Queue[bytes]"]:
-    """Every message on the channel."""
-    client, came = open_redis(url), asyncio.Queue[bytes]()
-    async with client.pubsub(ignore_subscribe_messages=True) as pubsub:
+async def observed(url: str, channel: str) -> AsyncIterator[Observer]:
+    async with open_redis(url) as client, client.pubsub(ignore_subscribe_messages=True) as pubsub:
         await pubsub.subscribe(f"{NAMESPACE}:{channel}")
-
-        async def listen() -> None:
-            while True:
-                if (message := await pubsub.get_message(timeout=1.0)) is not None:
-                    came.put_nowait(message["data"])
-
-        listening = asyncio.create_task(listen())
-        yield came
-        listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
-    await client.aclose()
-
-
-def taken(came: "asyncio.Queue[bytes]") -> list[bytes]:
-    """Return what has come so far."""
-    return [came.get_nowait() for _ in range(came.qsize())]
+        observer = Observer(pubsub)
+        listening = asyncio.create_task(observer.listen())
+        try:
+            yield observer
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
 
 
 async def test_a_long_sample_that_is_asked_for_again_cuts_nobody_off(redis: RedisProcess) -> None:
     """Redis cuts off a process for which 1 MiB waits; the sample would take 7. A neighbour's stream has no gap."""
-    async with feeds(redis.url, 3) as (pool, mine, theirs), messages(redis.url, "tokens") as came:
+    async with feeds(redis.url, 3) as (pool, mine, theirs), observed(redis.url, "tokens") as observer:
         async with open_redis(redis.url) as client:
             await client.config_set("client-output-buffer-limit", "pubsub 1048576 0 0")
         publisher, cat, dog = TokenPublisher(pool), LongSample("cat", 200_000), LongSample("dog", 5)
@@ -127,16 +143,16 @@ async def test_a_long_sample_that_is_asked_for_again_cuts_nobody_off(redis: Redi
         heard = follower.heard()
         assert heard == cat.whole[: len(heard)]
         assert neighbour.heard() == dog.whole[: len(neighbour.heard())]
-        sizes = [len(message) for message in taken(came)]
+        sizes = [len(message) for message in await observer.taken()]
         assert max(sizes) < MESSAGE_BYTES + PART_BYTES
 
 
 async def test_tokens_of_many_sequences_come_in_parts_that_are_whole_together(redis: RedisProcess) -> None:
     made = [TokensMade(index, 7, "run@1", list(range(300)), [-0.123456789] * 300) for index in range(64)]
-    async with feeds(redis.url, 2) as (pool, api), messages(redis.url, "tokens") as came:
+    async with feeds(redis.url, 2) as (pool, api), observed(redis.url, "tokens") as observer:
         with api.follow(("cat", 0)) as queue, api.follow(("dog", 0)) as beside:
             await pool.until(("cat", 0), ("dog", 0))
-            taken(came)
+            await observer.taken()
             pool.publish(("cat", 0), made)
             pool.publish(("dog", 0), made[:1])
             async with asyncio.timeout(DEADLINE_SECONDS):
@@ -149,18 +165,18 @@ async def test_tokens_of_many_sequences_come_in_parts_that_are_whole_together(re
                     assert len(part.tokens) == len(part.logprobs)
                     heard[part.sequence] += part.tokens
             assert heard == {index: list(range(300)) for index in range(64)}
-        parts = [part for message in taken(came) for part in message.split(b"\n")[1:]]
+        parts = [part for message in await observer.taken() for part in message.split(b"\n")[1:]]
         assert max(map(len, parts)) <= PART_BYTES
 
 
 async def test_a_process_that_follows_many_samples_tells_of_them_in_parts(redis: RedisProcess) -> None:
     keys = [(f"a lane with a name of some length, number {number}", number) for number in range(3000)]
-    async with feeds(redis.url, 2) as (pool, api), messages(redis.url, "tokens") as came:
+    async with feeds(redis.url, 2) as (pool, api), observed(redis.url, "tokens") as observer:
         api._followers = {key: [] for key in keys}
-        taken(came)
+        await observer.taken()
         await api._tell_again()
         await pool.until(*keys)
-        sizes = [len(part) for message in taken(came) for part in message.split(b"\n")[1:]]
+        sizes = [len(part) for message in await observer.taken() for part in message.split(b"\n")[1:]]
         assert max(sizes) < 2 * PART_BYTES
 
 
@@ -181,12 +197,8 @@ async def test_a_process_of_an_earlier_version_that_misses_tokens_gets_all_of_th
 
 async def test_many_topics_of_a_command_are_told_in_messages_of_bounded_size(redis: RedisProcess) -> None:
     topics = [f"operation:{number:0100}" for number in range(10_000)]
-    async with messages(redis.url, "wakeups") as came, open_redis(redis.url) as client:
+    async with observed(redis.url, "wakeups") as observer, open_redis(redis.url) as client:
         await publish_once(client, NAMESPACE, [*topics, "placements:weft/tiny"])
-        told: list[str] = []
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while len(told) < len(topics):
-                message = await came.get()
-                assert len(message) < MESSAGE_BYTES + PART_BYTES
-                told += [part.decode() for part in message.split(b"\n")[1:]]
-        assert told == topics
+        told = await observer.taken()
+        assert max(map(len, told)) < MESSAGE_BYTES + PART_BYTES
+        assert [part.decode() for message in told for part in message.split(b"\n")[1:]] == topics

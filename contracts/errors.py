@@ -43,6 +43,7 @@
     ├── LeaseLost              503  lease_lost           never leaves a trainer: another one has the run now
     ├── OutcomeConflict        503  outcome_conflict     never leaves a trainer: the operation has ended otherwise
     └── Unavailable            503  unavailable          no database; repeating the request finds what was recorded
+        └── FilesUnread        503  unavailable          files of the data folder cannot be read now
 
 Errors that never become an HTTP answer have no status and no code. Each is drawn with the module that defines it.
 
@@ -372,3 +373,7 @@ class Unavailable(WeftError):
     code = "unavailable"
     status = 503
     retryable = True
+
+
+class FilesUnread(Unavailable):
+    """Files of the data folder are there, or may be, and cannot be read now."""

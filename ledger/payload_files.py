@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 from sqlalchemy import Table, bindparam, select
 
 from contracts.codec import encoded_bytes, pack
-from contracts.errors import Unavailable, WeftError
+from contracts.errors import FilesUnread, Unavailable, WeftError
 from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import NewOperation, StoredPayload
 from contracts.operations import Payload, SampleRequest, TrainingBatch
@@ -30,6 +30,7 @@ from store.batcher import few_lengths
 from store.data_folder import DataFolder
 from store.database import Database
 from store.tables import OperationPayload
+from store.unread_files import UnreadFiles
 
 T = TypeVar("T")
 
@@ -57,6 +58,7 @@ class PayloadFiles:
     def __init__(self, data_folder: DataFolder) -> None:
         self._folder = data_folder
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="payloads")
+        self._unread = UnreadFiles(data_folder, PAYLOADS)
         self._of_tenants: WeakValueDictionary[TenantId, asyncio.Semaphore] = WeakValueDictionary()
 
     async def off_loop(self, work: Callable[[], T]) -> T:
@@ -84,14 +86,17 @@ class PayloadFiles:
     def read(self, operation: str, digest: bytes) -> bytes:
         """Return the packed payload in the operation's file. Blocks.
 
-        Raises ``ValueError`` when the file is gone or damaged, ``Unavailable`` when the data folder cannot be read.
+        Raises ``ValueError`` when the file is gone, damaged or unreadable for long, ``FilesUnread`` when it cannot be read now.
         """
         try:
             body = self._path(operation).read_bytes()
         except OSError as error:
             if isinstance(error, FileNotFoundError) and self._folder.path(PAYLOADS).is_dir():
                 raise ValueError("its file is gone") from error
-            raise Unavailable("the data folder cannot be read; it is tried again") from error
+            if self._unread.is_lost_after(operation):
+                raise ValueError("its file cannot be read") from error
+            raise FilesUnread("the data folder cannot be read; it is tried again") from error
+        self._unread.forget(operation)
         if _digest(body) != digest:
             raise ValueError("its file is damaged")
         return body

@@ -43,7 +43,7 @@ def write_adapter_files(folder: Path, base: AdapterBase, weights: LoraWeights) -
 def read_lora_weights(directory: Path, base: AdapterBase, device: str | None = None) -> LoraWeights:
     """Read an adapter, weft's or plain PEFT's, onto ``device``, by default the base's.
 
-    Raises ``InvalidRequest`` when the folder is no LoRA adapter, or does not fit the base, and ``Unavailable``.
+    Raises ``InvalidRequest`` when the folder is no LoRA adapter, or does not fit the base, and ``FilesUnread``.
     """
     config = _read_json(directory / CONFIG)
     tensors = _by_module_name(read_tensors(directory / WEIGHTS, device or str(base.device)), base)
@@ -143,7 +143,7 @@ def vector_from_keys(layout: LoraLayout, tensors: Mapping[str, Tensor], prefix: 
 def read_tensors(path: Path, device: str) -> dict[str, Tensor]:
     """Read a safetensors file and return its tensors by name.
 
-    Raises ``InvalidRequest`` when it is gone or damaged, ``Unavailable`` when its folder cannot be reached.
+    Raises ``InvalidRequest`` when it is gone or damaged, ``FilesUnread`` when its folder cannot be reached.
     """
     try:
         tensors: dict[str, Tensor] = load_file(path, device=device)

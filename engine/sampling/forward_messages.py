@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contracts.base_model import BaseModelFacts
-from contracts.errors import EngineFailure, InvalidRequest, Unavailable, WeftError
+from contracts.errors import EngineFailure, FilesUnread, InvalidRequest, WeftError
 from contracts.operations import TopkLogprobs
 from contracts.prompt_cells import PromptAltTokens
 from engine.sampling.replica import AdapterVersion, Draws, PromptScored, PromptScoring
@@ -116,7 +116,7 @@ class Written(msgspec.Struct, tag=True):
 
 
 class Refused(msgspec.Struct, tag=True):
-    """Error of a request: ``InvalidRequest`` with ``is_callers``, ``Unavailable`` with ``is_away``, else ``EngineFailure``."""
+    """Error of a request: ``InvalidRequest`` with ``is_callers``, ``FilesUnread`` with ``is_away``, else ``EngineFailure``."""
 
     message: str
     is_callers: bool
@@ -125,11 +125,11 @@ class Refused(msgspec.Struct, tag=True):
     @classmethod
     def of(cls, error: WeftError) -> "Refused":
         """Return the message of ``error``."""
-        return cls(error.message, isinstance(error, InvalidRequest), isinstance(error, Unavailable))
+        return cls(error.message, isinstance(error, InvalidRequest), isinstance(error, FilesUnread))
 
     def error(self) -> WeftError:
         """Return the error."""
-        kind = InvalidRequest if self.is_callers else Unavailable if self.is_away else EngineFailure
+        kind = InvalidRequest if self.is_callers else FilesUnread if self.is_away else EngineFailure
         return kind(self.message)
 
 

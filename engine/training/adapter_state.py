@@ -100,7 +100,7 @@ def write_state(directory: Path, base: BaseModel, state: AdapterState) -> int:
 def read_state(directory: Path, base: BaseModel) -> AdapterState:
     """Read the state in a folder, bit-equal, onto the base's device.
 
-    Raises ``InvalidRequest`` when the file is gone, damaged, of another format or does not fit the base, ``Unavailable`` when
+    Raises ``InvalidRequest`` when the file is gone, damaged, of another format or does not fit the base, ``FilesUnread`` when
     its folder cannot be reached.
     """
     try:

@@ -55,7 +55,7 @@ def _fill(folder: Path, base: BaseModel, state: AdapterState, *, optimizer: bool
 def read_checkpoint(directory: Path, base: BaseModel, *, optimizer: bool) -> AdapterState:
     """Read the adapter in a folder, weft's or plain PEFT's. With ``optimizer``, read its optimizer state too, if there is one.
 
-    Raises ``InvalidRequest`` when the folder is no LoRA adapter, or does not fit the base, and ``Unavailable``.
+    Raises ``InvalidRequest`` when the folder is no LoRA adapter, or does not fit the base, and ``FilesUnread``.
     """
     weights = read_lora_weights(directory, base)
     return AdapterState(weights, optimizer=_read_optimizer(directory, weights) if optimizer else None)

@@ -3,14 +3,15 @@
 from collections.abc import Set
 
 from store.data_folder import DataFolder
-from workers.unread_files import UnreadFiles
+from store.unread_files import UnreadFiles
+from tenants.checkpoints import CHECKPOINTS
 
 
 class Postponements:
     """Jobs that this process has postponed. Once their file is taken for lost, further postponements count as attempts."""
 
     def __init__(self, folder: DataFolder) -> None:
-        self._unread = UnreadFiles(folder)
+        self._unread = UnreadFiles(folder, CHECKPOINTS)
         self._of_round: set[str] = set()
 
     @property

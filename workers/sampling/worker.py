@@ -12,16 +12,19 @@ from time import monotonic
 from typing import TypeVar
 
 from contracts.base_model import BaseModelFacts
-from contracts.errors import EngineFailure, Unavailable, UnreadableOperation, WeftError
+from contracts.errors import EngineFailure, FilesUnread, Unavailable, UnreadableOperation, WeftError
 from contracts.ledger_records import ReadyOperation
-from contracts.operations import OperationKind, SampleRequest, Unreadable
+from contracts.operations import OperationKind, SampleOutput, SampleRequest, Unreadable
+from contracts.sample_report import SampleReport
 from contracts.vocabulary import BaseVocabulary
 from ledger.runtime import Runtime
 from ledger.wakeups import cancelled_samples_topic, cleared_samples_topic, gates_topic, sampling_topic, versions_topic
 from store.batcher import Batcher
 from store.repeat import repeat, wait_for_any
+from store.unread_files import UnreadFiles
 from telemetry.context import working_on
 from telemetry.sampling import SamplingTelemetry
+from tenants.checkpoints import CHECKPOINTS
 from tenants.gates import clear_in_flight
 from workers.sampling.claims import HeldBack, SampleClaims
 from workers.sampling.continuation import Continuation
@@ -92,6 +95,7 @@ class SamplingWorker:
         self._cancelled: set[str] = set()
         """Samples that are drawn here although their operations have been ended from outside."""
         self._resumption = Resumption(runtime)
+        self._unread = UnreadFiles(runtime.data_folder, CHECKPOINTS)
         self._unfinished: list[Unfinished] = []
         """Samples that the end of this process has cut."""
         self._has_room = asyncio.Event()
@@ -322,7 +326,7 @@ class SamplingWorker:
         task = self._drawn[operation.id] = _this_task()
         try:
             try:
-                return await _until_available(partial(self._runner.run, operation, continuation, history))
+                return await _until_available(partial(self._run, operation, continuation, history))
             except HeldBack:
                 # The next process goes on from its tokens.
                 held, process = (operation, continuation, history), self._claims.heartbeat.identity.id
@@ -343,8 +347,20 @@ class SamplingWorker:
             return continuation.output(), history.report(continuation)
         finally:
             self._drawn.pop(operation.id, None)
+            self._unread.forget(operation.id)
             self._cancelled.discard(operation.id)
             self._forsaken.discard(operation.id)
+
+    async def _run(
+        self, operation: ReadyOperation, continuation: Continuation, history: History
+    ) -> tuple[SampleOutput, SampleReport]:
+        """Run the sample as the runner does. Raises ``EngineFailure`` for an adapter whose files stay unreadable."""
+        try:
+            return await self._runner.run(operation, continuation, history)
+        except FilesUnread as unread:
+            if not await self._unread.is_lost(operation.id):
+                raise
+            raise EngineFailure(f"its adapter's files cannot be read ({operation.id})") from unread
 
     async def _finish(self, operation: ReadyOperation, outcome: Outcome) -> None:
         """Record the outcome. Outcomes of one moment, as when a batch of sequences ends, share a transaction."""

@@ -27,13 +27,13 @@ from ledger.runtime import Runtime
 from ledger.statements import MAX_PENDING
 from store.fair_places import OWN_WORK, FairPlaces, Owner
 from store.tables import Run, RunState
+from store.unread_files import UnreadFiles
 from tenants.checkpoint_holds import find_loaded, held_checkpoint
-from tenants.checkpoints import SNAPSHOTS, directory_of
+from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS, directory_of
 from tenants.run_history import RunEventKind, note_run_events, was_restored
 from tenants.runs import get_run, lora_settings
 from workers.training.lanes import Rebuild
 from workers.training.training_engine import TrainingEngine
-from workers.unread_files import UnreadFiles
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +83,8 @@ class AdapterRestorer:
         self._files = files
         self._in_hand = engine.in_hand
         self._most_attempts = runtime.settings.max_attempts
-        self._unread_snapshots = UnreadFiles(runtime.data_folder, within=SNAPSHOTS)
-        self._unread_checkpoints = UnreadFiles(runtime.data_folder)
+        self._unread_snapshots = UnreadFiles(runtime.data_folder, SNAPSHOTS)
+        self._unread_checkpoints = UnreadFiles(runtime.data_folder, CHECKPOINTS)
 
     async def restore(self, operation: ReadyOperation) -> RestoredAdapter:
         """Put the run's newest snapshot into the trainer, or what the run was created with.

@@ -37,10 +37,11 @@ from ledger.runtime import Runtime
 from ledger.wakeups import versions_topic
 from store.sampled_bases import check_can_be_sampled
 from store.tables import RunState
+from store.unread_files import UnreadFiles
 from tenants.audit import actor_of_operation, record, session_of
 from tenants.audit_actions import Action
 from tenants.checkpoint_holds import Load, hold
-from tenants.checkpoints import NewCheckpoint, directory_of, is_path_taken, new_checkpoint_id
+from tenants.checkpoints import CHECKPOINTS, NewCheckpoint, directory_of, is_path_taken, new_checkpoint_id
 from tenants.limits import Counted, Limits, hold_count, limits_of
 from tenants.runs import get_run, lora_settings, open_run_within_limit, set_run_state
 from tenants.samplers import NewSampler, create_sampler, publish_live
@@ -50,7 +51,6 @@ from tenants.webhook_events import tell_failed_run
 from workers.training.adapter_restorer import CheckpointUnread, LoadedCheckpoint
 from workers.training.residency import AdapterResidency
 from workers.training.training_engine import TrainingEngine
-from workers.unread_files import UnreadFiles
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class CheckpointOperations:
         self._residency = residency
         self._settings = runtime.settings
         self._defaults = Limits.of(runtime.settings)
-        self._unread = UnreadFiles(runtime.data_folder)
+        self._unread = UnreadFiles(runtime.data_folder, CHECKPOINTS)
 
     async def create(self, operation: ReadyOperation) -> bool:
         """Make the adapter with the settings recorded for the run. Return False if its tenant may open no more runs."""

@@ -29,7 +29,7 @@ _ATTENTION_OUTPUT = re.compile(
 def check_adapter(version: AdapterVersion, *, max_rank: int, head_adapters: bool) -> None:
     """Raise ``InvalidRequest`` for a folder that is no adapter, exceeds the replica's limits or has weights not finite.
 
-    Raises ``Unavailable`` for one that cannot be reached.
+    Raises ``FilesUnread`` for one that cannot be reached.
     vLLM loads weights that are not finite without an error, and their NaN spreads through its cache to other requests.
     """
     try:

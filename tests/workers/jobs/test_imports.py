@@ -13,6 +13,7 @@ from contracts.ids import TenantId
 from contracts.paths import Segment, parse_path
 from contracts.weight_jobs import ImportRequest, JobState
 from engine.model.adapter_folder import CONFIG, WEIGHTS
+from store import unread_files
 from tenants import taken_jobs, weight_jobs
 from tenants.checkpoints import directory_of, find_checkpoint
 from tenants.limits import Limits, set_tenant
@@ -20,7 +21,6 @@ from tenants.weight_jobs import ARCHIVE, IMPORTS, NewJob, new_job_id, staged_fol
 from testing.held_file import PATIENCE_SECONDS, HeldFile
 from tests.workers.jobs import test_runner
 from tests.workers.jobs.test_runner import BASE, Shop
-from workers import unread_files
 from workers.housekeeping.folders import FolderRemoval
 from workers.jobs import runner as runner_module
 

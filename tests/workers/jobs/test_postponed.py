@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from contracts.weight_jobs import JobState
+from store import unread_files
 from tests.workers.jobs import test_runner
 from tests.workers.jobs.test_runner import BASE, Shop
-from workers import unread_files
 from workers.jobs.job_process import JobProcess, WorkPostponed
 from workers.jobs.runner import JobRunner
 from workers.jobs.work import Made, MergeWork, Work

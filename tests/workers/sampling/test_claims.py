@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 from contracts.base_model import read_base_model_facts
 from contracts.errors import Unavailable
 from contracts.ids import RequestId, RunId, TenantId
-from contracts.ledger_records import NewOperation, ReadyOperation
+from contracts.ledger_records import NewOperation, OperationState, ReadyOperation
 from contracts.operations import OperationKind, SampleRequest, SamplingParams
 from contracts.sample_demand import demand_of
 from contracts.service_class import FACTORS, ServiceClass
@@ -36,7 +36,7 @@ from tenants.worker_standings import list_replicas
 from tests.ledger_heads import pending_samples
 from tests.payloads import digest, stored
 from tests.workers.runtimes import make_runtime
-from tests.workers.sampling.bare_samples import make_drawer, make_sampling
+from tests.workers.sampling.bare_samples import SECONDS, make_drawer, make_sampling
 from workers.leases.pools import PoolHeartbeat
 from workers.leases.processes import new_identity, remove_processes
 from workers.sampling.claims import SampleClaims
@@ -331,11 +331,13 @@ async def test_replicas_are_told_when_they_change_and_again_by_a_process_that_wa
     assert await told() == [(process, ReplicaCondition.DRAINING, True)]
 
 
-async def test_a_sample_whose_payload_could_not_be_read_is_drawn_once_it_can_be(
-    database_url: str, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("for_good", [False, True])
+async def test_a_sample_whose_payload_could_not_be_read_is_drawn_once_it_can_be_or_ends(
+    database_url: str, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, for_good: bool
 ) -> None:
-    """The disk fails for one read of one tenant's file, and both tenants' samples are drawn."""
+    """The disk fails for one read of one tenant's file, or for all of them. The neighbour's sample is drawn."""
     monkeypatch.setattr("workers.sampling.worker.SWEEP_SECONDS", 0.2)
+    monkeypatch.setattr("store.unread_files.LONGEST_SECONDS", 0.5)
     # Every payload has a file.
     monkeypatch.setattr("ledger.payload_files._INLINE_TOKENS", 0)
     monkeypatch.setattr("ledger.payload_files.LARGEST_IN_ROW", 0)
@@ -345,7 +347,7 @@ async def test_a_sample_whose_payload_could_not_be_read_is_drawn_once_it_can_be(
     waits, read, failures = await unlucky.send(5, as_stored=True), Path.read_bytes, []
 
     def read_bytes(path: Path) -> bytes:
-        if path.name == waits and not failures:
+        if path.name == waits and (for_good or not failures):
             failures.append(path)
             raise OSError(EIO, "the disk fails")
         return read(path)
@@ -357,8 +359,13 @@ async def test_a_sample_whose_payload_could_not_be_read_is_drawn_once_it_can_be(
     working = asyncio.create_task(sampling.worker.run())
     try:
         assert (await beside.result(await beside.send(6, as_stored=True))).sequences
-        assert (await unlucky.result(waits)).sequences
-        assert len(failures) == 1
+        if for_good:
+            status = await runtime.ledger.wait_until_final(unlucky.tenant, waits, seconds=SECONDS)
+            assert (status.state, status.error_code) == (OperationState.FAILED, "unreadable_operation")
+            assert (await unlucky.result(await unlucky.send(5, as_stored=True))).sequences
+        else:
+            assert (await unlucky.result(waits)).sequences
+        assert (len(failures) > 1) is for_good
     finally:
         sampling.worker.stop()
         await working

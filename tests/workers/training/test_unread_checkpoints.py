@@ -15,9 +15,9 @@ from contracts.losses import LossName
 from contracts.operations import LoadWeights, OptimStep, OptimStepped, SaveWeights, TrainingBatch
 from engine.model import adapter_folder
 from engine.model.base import BaseModel
+from store import unread_files
 from tests.engine.training.conftest import make_batch
 from tests.workers.training.conftest import Client, NewRig, Rig, undisturbed
-from workers import unread_files
 from workers.training import adapter_tasks
 
 STEP = OptimStep(learning_rate=1e-3)

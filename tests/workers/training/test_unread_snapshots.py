@@ -15,6 +15,7 @@ from contracts.losses import LossName
 from contracts.operations import LoadWeights, OptimStep, OptimStepped, SaveWeights, TrainingBatch
 from engine.model.base import BaseModel
 from engine.training import adapter_state
+from store import unread_files
 from store.data_folder import DataFolder
 from store.tables import Operation, Run, RunState
 from tenants.runs import NewRun, create_run
@@ -22,7 +23,6 @@ from tests.engine.training.conftest import make_batch
 from tests.workers.training.conftest import BASE, Client, NewRig, Rig, undisturbed
 from tests.workers.training.test_residency import assert_bit_equal, out_of_memory
 from tests.workers.training.test_unread_checkpoints import SickDisk
-from workers import unread_files
 from workers.training import adapter_tasks
 
 STEP = OptimStep(learning_rate=1e-3)
@@ -162,7 +162,7 @@ async def test_tries_that_lie_far_apart_do_not_make_a_file_lost(
     (tmp_path / "snapshots").mkdir()
     now = [1000.0]
     monkeypatch.setattr(unread_files, "monotonic", lambda: now[0])
-    unread = unread_files.UnreadFiles(DataFolder(tmp_path), within="snapshots")
+    unread = unread_files.UnreadFiles(DataFolder(tmp_path), "snapshots")
     assert not await unread.is_lost("mine")
     now[0] += 24 * 3600
     assert not await unread.is_lost("mine")

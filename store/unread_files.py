@@ -2,10 +2,10 @@
 
 import asyncio
 from dataclasses import dataclass
+from threading import Lock
 from time import monotonic
 
 from store.data_folder import DataFolder
-from tenants.checkpoints import CHECKPOINTS
 
 LONGEST_SECONDS = 600.0
 """Time for which a file is tried again, the data folder being there. It is lost after that, or not weft's to read."""
@@ -23,31 +23,39 @@ class _Tries:
 
 
 class UnreadFiles:
-    """Work that waits for a file, by its key. While the files' own folder is away no time counts."""
+    """Work that waits for a file, by its key. While the files' own folder is away no time counts. Thread-safe."""
 
-    def __init__(self, folder: DataFolder, *, within: str = CHECKPOINTS) -> None:
+    def __init__(self, folder: DataFolder, within: str) -> None:
         """``within``: folder of the files, relative to the data folder."""
         self._folder = folder
         self._within = within
         self._tries: dict[str, _Tries] = {}
         """Tries by key, the latest begun last."""
+        self._lock = Lock()
 
     async def is_lost(self, key: str) -> bool:
         """Note that a try has failed. Return whether tries have failed for ``LONGEST_SECONDS``."""
-        if not await asyncio.to_thread(self._is_there):
-            self._tries.clear()
-            return False
-        now = monotonic()
-        tries = self._tries.setdefault(key, _Tries(now))
-        tries.seconds += min(now - tries.last, _LONGEST_GAP_SECONDS)
-        tries.last = now
-        if len(self._tries) > _MOST_KNOWN:
-            self.forget(next(iter(self._tries)))
-        return tries.seconds > LONGEST_SECONDS
+        return await asyncio.to_thread(self.is_lost_after, key)
+
+    def is_lost_after(self, key: str) -> bool:
+        """Do as ``is_lost`` on a thread that may block."""
+        is_there = self._is_there()
+        with self._lock:
+            if not is_there:
+                self._tries.clear()
+                return False
+            now = monotonic()
+            tries = self._tries.setdefault(key, _Tries(now))
+            tries.seconds += min(now - tries.last, _LONGEST_GAP_SECONDS)
+            tries.last = now
+            if len(self._tries) > _MOST_KNOWN:
+                del self._tries[next(iter(self._tries))]
+            return tries.seconds > LONGEST_SECONDS
 
     def forget(self, key: str) -> None:
         """Note that the work has ended, or its file was read."""
-        self._tries.pop(key, None)
+        with self._lock:
+            self._tries.pop(key, None)
 
     def _is_there(self) -> bool:
         try:

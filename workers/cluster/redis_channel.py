@@ -24,7 +24,12 @@ _SILENCE_SECONDS = 2.0
 _PROBE = b""
 _PROBE_SECONDS = 1.0
 _DEAF_SECONDS = 3.0
-"""Seconds without a message of its own after which a process concludes that messages do not come through."""
+"""Seconds without a message of its own after which a process subscribes anew."""
+_DEAF_PROBES = 3
+"""Probes, each unheard for ``_PROBE_SECONDS``, after which a process concludes that messages do not come through.
+
+Time alone says nothing: a process that stood still has not read yet what has come.
+"""
 _MOST_KEPT = 4096
 """Most parts kept for sending again."""
 MESSAGE_BYTES = 256 * 1024
@@ -78,6 +83,8 @@ class RedisChannel:
         self._outgoing_bytes = 0
         self._added = asyncio.Event()
         self._heard = float("-inf")
+        self._unheard = 0
+        """Probes since this process has heard a message of its own."""
         self._is_through = False
 
     def send(self, part: bytes) -> None:
@@ -98,8 +105,9 @@ class RedisChannel:
 
     async def _probe(self) -> None:
         """Send a message that this process must hear itself: a connection may be open although its server has stopped."""
-        if monotonic() - self._heard > _DEAF_SECONDS:
+        if self._unheard >= _DEAF_PROBES:
             self._note(is_through=False)
+        self._unheard += 1
         self.send(_PROBE)
 
     def _note(self, *, is_through: bool) -> None:
@@ -164,7 +172,7 @@ class RedisChannel:
     def _deliver(self, message: bytes) -> None:
         sender, *parts = message.split(b"\n")
         if sender == self._sender:
-            self._heard = monotonic()
+            self._heard, self._unheard = monotonic(), 0
             self._note(is_through=True)
             return
         for part in parts:

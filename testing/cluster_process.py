@@ -29,9 +29,8 @@ class RedisProcess:
 
     def __init__(self, folder: Path, *, certificate: Certificate | None = None, password: str | None = None) -> None:
         """Speak TLS alone, where there is a ``certificate``."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = _free_port()
+        self._has_started = False
         self._folder = folder
         self._certificate = certificate
         self._password = password
@@ -57,19 +56,30 @@ class RedisProcess:
     def start(self) -> None:
         """Start the server and wait until it answers. Raises ``RuntimeError`` when it does not."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        process = self._process = self._spawn()
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._answers(process.pid):
+            if time.monotonic() > deadline:
+                raise RuntimeError("the Redis did not start")
+            if process.poll() is not None:
+                # Somebody was given the port between its choice and its use.
+                self.port = self.port if self._has_started else _free_port()
+                process = self._process = self._spawn()
+            time.sleep(0.02)
+        self._has_started = True
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
         command = ["redis-server", *self._options, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         with (self._folder / "redis.log").open("ab") as log:
-            self._process = subprocess.Popen([*command, "--dir", str(self._folder)], stdout=log, stderr=log)
-        deadline = time.monotonic() + _START_SECONDS
-        with Redis.from_url(self.url) as client:
-            while True:
-                try:
-                    client.ping()
-                    return
-                except RedisError as error:
-                    if time.monotonic() > deadline:
-                        raise RuntimeError("the Redis did not start") from error
-                    time.sleep(0.02)
+            return subprocess.Popen([*command, "--dir", str(self._folder)], stdout=log, stderr=log)
+
+    def _answers(self, pid: int) -> bool:
+        """Return whether the server of this pid answers at the port, and not another one."""
+        try:
+            with Redis.from_url(self.url) as client:
+                return bool(client.info("server")["process_id"] == pid)
+        except RedisError:
+            return False
 
     def kill(self) -> None:
         """Kill the server (SIGKILL) and wait until it has ended."""
@@ -98,6 +108,12 @@ class RedisProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 class ClusterProcess(ServiceProcess):

@@ -104,7 +104,7 @@ class EmptiedDatabases:
 
 def _connected(url: str) -> psycopg.Connection[tuple[object, ...]]:
     plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
-    return psycopg.connect(plain, autocommit=True, connect_timeout=5)
+    return psycopg.connect(plain, autocommit=True, connect_timeout=60)
 
 
 def _text(connection: psycopg.Connection[tuple[object, ...]], query: str) -> str:

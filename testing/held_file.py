@@ -4,7 +4,7 @@ import os
 import threading
 from pathlib import Path
 
-PATIENCE_SECONDS = 300.0
+PATIENCE_SECONDS = 600.0
 
 
 class HeldFile:

@@ -22,9 +22,11 @@ class TcpProxy:
         self._is_away = False
         self._stalls = False
         self._is_lost = asyncio.Event()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        # Bound from now on: nobody else gets the port before the proxy listens.
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind(("127.0.0.1", 0))
+        self.port: int = self._socket.getsockname()[1]
 
     def cut(self) -> None:
         """Break every connection; new ones are closed at once."""
@@ -90,7 +92,7 @@ class TcpProxy:
         return self
 
     async def _start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, sock=self._socket)
 
     async def _end(self) -> None:
         self._server.close()

@@ -20,7 +20,7 @@ def throwaway_database(server: str = DEFAULT_SERVER, *, template: str | None = N
     """
     name = f"weft_{uuid4().hex}"
     url = make_url(server).set(drivername="postgresql+asyncpg", database=name)
-    with psycopg.connect(server, autocommit=True, connect_timeout=5) as connection:
+    with psycopg.connect(server, autocommit=True, connect_timeout=60) as connection:
         source = f' TEMPLATE "{make_url(template).database}"' if template else ""
         connection.execute(f'CREATE DATABASE "{name}"{source}'.encode())
         try:

@@ -127,7 +127,7 @@ def missing_service(name: str, reason: str) -> None:
 def need_postgres() -> None:
     """Skip, or fail in CI, where no PostgreSQL answers."""
     try:
-        psycopg.connect(DEFAULT_SERVER, connect_timeout=5).close()
+        psycopg.connect(DEFAULT_SERVER, connect_timeout=60).close()
     except psycopg.OperationalError as error:
         missing_service("PostgreSQL", str(error))
 

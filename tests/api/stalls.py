@@ -4,7 +4,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from time import monotonic, process_time
+from time import monotonic, process_time, thread_time
 
 LONGEST_STALL = 1.0
 """Seconds: ten times what weft promises, for a slow machine. Without its bounds weft stalls for many seconds."""
@@ -19,15 +19,18 @@ class Stall:
 
     def __init__(self) -> None:
         self.longest = 0.0
+        self.longest_step = 0.0
+        """The most processor time in seconds that the loop's own thread had between two turns."""
 
     async def watch(self) -> None:
         """Take a turn again and again."""
-        before, computed = monotonic(), process_time()
+        before, computed, stepped = monotonic(), process_time(), thread_time()
         while True:
             await asyncio.sleep(0.002)
-            now, used = monotonic(), process_time()
+            now, used, own = monotonic(), process_time(), thread_time()
             self.longest = max(self.longest, min(now - before, used - computed))
-            before, computed = now, used
+            self.longest_step = max(self.longest_step, own - stepped)
+            before, computed, stepped = now, used, own
 
 
 @contextmanager

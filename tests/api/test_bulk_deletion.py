@@ -23,10 +23,12 @@ MOST_STATEMENTS = 60
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def settings(settings: Settings, request: pytest.FixtureRequest) -> Settings:
+def settings(settings: Settings, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Settings of either database."""
     if request.param == "sqlite":
         return settings
+    # The deletion stands still in its transaction, for as long as a neighbour takes.
+    monkeypatch.setattr("store.database.IDLE_SECONDS", 300.0)
     return settings.model_copy(update={"database_url": request.getfixturevalue("migrated_postgres_url")})
 
 

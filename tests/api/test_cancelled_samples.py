@@ -345,7 +345,9 @@ async def test_keys_that_end_at_once_are_known_at_once_and_their_samples_end_ten
     for tenant, keys in ((cats, MANY_KEYS), (dogs, 1)):
         lane = await sampler(tenant)
         secret = [await second_key(tenant) for _ in range(keys)][-1]
-        async with httpx.AsyncClient(base_url=tenant.http.base_url, headers={"X-API-Key": secret}) as other:
+        async with httpx.AsyncClient(
+            base_url=tenant.http.base_url, headers={"X-API-Key": secret}, timeout=SECONDS
+        ) as other:
             promises.append(
                 (await other.post("/asample", json=request(lane, 1))).raise_for_status().json()["request_id"]
             )

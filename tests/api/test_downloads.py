@@ -36,8 +36,16 @@ def _add_folder(folder) -> None:
 async def _fetched(cats, url: str) -> httpx.Response:
     """Fetch a link as a downloader does: no key."""
     del cats
-    async with httpx.AsyncClient(timeout=40) as stranger:
+    async with httpx.AsyncClient(timeout=300) as stranger:
         return await stranger.get(url)
+
+
+async def _until_one_waits(tenant) -> None:
+    """Wait until a download of the tenant's waits for its turn."""
+    downloads = tenant.service.services.admission._downloads
+    async with asyncio.timeout(300):
+        while not downloads._shares[tenant.id].waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
 
 async def test_an_archive_holds_the_checkpoints_files(cats, dogs) -> None:
@@ -164,7 +172,9 @@ async def test_a_tenant_has_few_downloads_at_a_time_and_another_tenants_goes_on(
             for _ in range(16):
                 answer = await unread.enter_async_context(stranger.stream("GET", link))
                 assert answer.status_code == 200
+            monkeypatch.setattr("api.admission.PATIENCE_SECONDS", 300.0)
             waiting = asyncio.create_task(_fetched(cats, file))
+            await _until_one_waits(cats)
             assert (await _fetched(dogs, other)).status_code == 200
             assert not waiting.done()
             monkeypatch.setattr("api.admission.PATIENCE_SECONDS", 0.1)

@@ -27,6 +27,13 @@ from tests.ledger_heads import pending_samples
 DRAWN = SampleOutput([SampledSequence("stop", np.array([7], np.int32), np.array([-0.5], np.float32))])
 OF_FIRST_COPY = 1_000_000_000
 ENDS, POLLS = 5, 60
+HOLD = timedelta(minutes=5)
+"""For polls that nothing but an end may answer."""
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"poll_hold": HOLD})
 
 
 async def open_sampler(tenant) -> str:
@@ -53,7 +60,8 @@ async def finish(service, *request_ids: str, outcome=DRAWN) -> None:
 
 async def poll(tenant, sampler: str, cursor: int = 0, *, copy: int = 0, **more: object) -> httpx.Response:
     target = {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": copy}
-    return await tenant.http.post("/retrieve_futures", json={"target": target, "prev_cursor": cursor, **more})
+    body = {"target": target, "prev_cursor": cursor, **more}
+    return await tenant.http.post("/retrieve_futures", json=body, timeout=2 * HOLD.total_seconds())
 
 
 def read(answer: httpx.Response) -> FuturesRetrieveResponse:
@@ -70,7 +78,7 @@ async def test_a_held_poll_is_woken_by_the_end_of_its_copys_samples_only(cats, d
     await service.wakeups.until_listened(ended_samples_topic(mine))
     await finish(service, foreign)
     await finish(service, of_copy)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         told = read(await poll(cats, mine, copy=1))
         assert [one.request_id for one in told.completions] == [of_copy]
         assert [one.request_id for one in read(await poll(dogs, other)).completions] == [foreign]
@@ -192,7 +200,7 @@ async def test_a_poll_passes_over_few_pages_of_other_copies_and_the_sdk_goes_on(
     of_copy, foreign = await sample(cats, mine, OF_FIRST_COPY), await sample(dogs, other, 0)
     await finish(service, of_copy, foreign)
     # Held for long, unless the answer is that there is more.
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         passed = read(await poll(cats, mine, copy=1))
         further = read(await poll(cats, mine, passed.cursor, copy=1, timeout=0))
         assert [one.request_id for one in read(await poll(dogs, other)).completions] == [foreign]
@@ -201,14 +209,14 @@ async def test_a_poll_passes_over_few_pages_of_other_copies_and_the_sdk_goes_on(
     async with AsyncTinker(api_key=cats.key, base_url=service.url, _strict_response_validation=True) as client:
         holder = SdkHolder(client)
         poller = SessionFuturesPoller(holder, sampling_session_id=mine, cloned_sampler_id=1)  # type: ignore[arg-type]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert (await poller.wait_for(of_copy)).request_id == of_copy
         poller.close()
         await asyncio.gather(*holder.tasks, return_exceptions=True)
 
 
 async def test_a_timeout_of_zero_answers_at_once(cats) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert read(await poll(cats, await open_sampler(cats), timeout=0)).completions == []
 
 

@@ -68,7 +68,7 @@ async def answered_in_short_steps(
         used, meanwhile = process_time() - began, beats - before
     beating.cancel()
     await asyncio.gather(beating, return_exceptions=True)
-    assert stall.longest < used / parts
+    assert stall.longest_step < used / parts
     assert meanwhile > 1
     return answer
 

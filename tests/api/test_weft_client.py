@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -13,6 +14,7 @@ from sqlalchemy import update
 from weft_client.asynchronous import AsyncWeft
 from weft_client.cookbook import WeftLogger
 from weft_client.errors import BadRequest, NotAllowed, NotAuthenticated, NotThere, ServiceUnavailable, WeftClientError
+from weft_client.models import GateState
 from weft_client.streams import Accepted, Done, Tokens
 from weft_client.synchronous import Weft
 
@@ -80,7 +82,9 @@ async def test_a_block_pauses_and_resumes_even_after_an_error(cats, dogs, weft: 
     assert (await weft.gates.state(run)).state == "open"
 
 
-async def test_a_block_that_is_left_while_samples_are_in_flight_resumes(cats, dogs, weft: AsyncWeft) -> None:
+async def test_a_block_that_is_left_while_samples_are_in_flight_resumes(
+    cats, dogs, weft: AsyncWeft, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, theirs = await cats.run(), await dogs.run()
     for tenant, drawn in ((cats, run), (dogs, theirs)):
         async with cats.service.database.write() as transaction:
@@ -90,15 +94,22 @@ async def test_a_block_that_is_left_while_samples_are_in_flight_resumes(cats, do
             (entered,) = await mark_in_flight(transaction, [sample], cats.service.clock)
             assert entered.entry is Entry.IN_FLIGHT
 
+    answered, ask = asyncio.Queue[GateState](), weft.gates.pause
+
+    async def told(*arguments: Any, **options: Any) -> GateState:
+        answered.put_nowait(state := await ask(*arguments, **options))
+        return state
+
     async def pause() -> None:
         async with weft.gates.paused(run, mode="wait", ttl=600):
             raise AssertionError("a sample is in flight")
 
+    monkeypatch.setattr(weft.gates, "pause", told)
+
     async with AsyncWeft(cats.service.url, dogs.key, retries=0) as other, asyncio.timeout(60):
         await other.gates.pause(theirs, mode="wait", wait_seconds=0)
         pausing = asyncio.create_task(pause())
-        while (await weft.gates.state(run)).state != "pausing":
-            pass
+        assert (await answered.get()).state == "pausing"
         pausing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await pausing

@@ -1,13 +1,17 @@
 """A tenant whose adapter says a word, so that a reader sees which version made a token."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.e2e.conftest import BASE_NAME
 from tests.e2e.raw_client import RawClient, lesson_message
 from tests.e2e.sample_stream import DEADLINE_SECONDS, SampleStream
 
+T = TypeVar("T")
+
+TRIES = 10
 PROMPT = [ord(letter) for letter in "Say: "]
 TAUGHT = 240
 LONG = 280
@@ -79,6 +83,36 @@ class Speaker:
         """Make ``word`` what live samples say from now on; returns the version."""
         version: str = self.gate("reload", path=self.paths[word])["version"]
         return version
+
+    def acted_on(self, act: Callable[[], T], *, tokens: int = 5, n: int = 1) -> tuple[SampleStream, T]:
+        """Begin a sample and act while it is drawn, after so many tokens. Return it and what ``act`` returned.
+
+        On a busy machine it may have ended before: then the gate is opened, and another is begun.
+        """
+        for _ in range(TRIES):
+            sample = self.stream(n=n).until_tokens(tokens)
+            found = act()
+            if not self.has_ended(sample):
+                return sample, found
+            self.gate("resume")
+        raise AssertionError("every time the sample had ended before")
+
+    def swapped(self, word: str | None) -> tuple[SampleStream, list[int]]:
+        """Have a sample that says meow go on from another version; return it and its tokens.
+
+        ``word`` is the other version's, None for the newest's. On a busy machine a sample may end before, or soon after:
+        then another is begun.
+        """
+        for _ in range(TRIES):
+            old = self.says(MEOW)
+            sample = self.stream(tokens=TAUGHT).until_tokens(20)
+            new = self.gate("reload")["version"] if word is None else self.says(word)
+            made = sample.finish()["sequences"][0]["tokens"]
+            (spans,) = [sequence["spans"] for sequence in self.report(sample)["sequences"]]
+            assert [span["version"] for span in spans] in ([old], [old, new])
+            if spans[-1]["start"] and TAUGHT - spans[-1]["start"] > 40:
+                return sample, made
+        raise AssertionError("every time the sample had ended before")
 
     def pinned(self, word: str, number: int) -> str:
         """A sampler of the word's checkpoint, of the session's place ``number``."""

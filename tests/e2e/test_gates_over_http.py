@@ -60,8 +60,7 @@ def test_pausing_one_adapter_keeps_its_samples_and_leaves_the_other_tenants_unto
     """A pause that names no mode keeps. New samples of the paused adapter wait, those of its neighbour do not."""
     expected, other = cat.uncut(MEOW), cow.uncut(LOWS)
     beside = cow.stream().until_tokens(5)
-    mine = cat.stream().until_tokens(5)
-    paused = cat.gate("pause", reason="a test")
+    mine, paused = cat.acted_on(lambda: cat.gate("pause", reason="a test"))
     assert (paused["mode"], paused["state"], paused["in_flight"], paused["reason"]) == ("keep", "paused", 0, "a test")
     waiting = cat.stream()
     assert cow.gate()["state"] == "open"
@@ -78,12 +77,9 @@ def test_pausing_one_adapter_keeps_its_samples_and_leaves_the_other_tenants_unto
 def test_a_reload_without_a_path_follows_the_newest_version(cat: Speaker, cow: Speaker) -> None:
     other = cow.uncut(LOWS)
     newest = cat.says(BARK)
-    old = cat.says(MEOW)
-    beside, sample = cow.stream().until_tokens(3), cat.stream(tokens=TAUGHT).until_tokens(20)
-    reloaded = cat.gate("reload")["version"]
-    assert reloaded not in (old, newest)
-    sample.until_version(reloaded)
-    made = sample.finish()["sequences"][0]["tokens"]
+    beside = cow.stream().until_tokens(3)
+    sample, made = cat.swapped(None)
+    assert cat.report(sample)["max_version"] not in (cat.report(sample)["min_version"], newest)
     assert text(made).startswith("meow meow ")
     assert "bark bark bark" in text(made)[-20:]
     assert beside.finish()["sequences"][0]["tokens"] == other
@@ -112,16 +108,11 @@ def test_a_sample_that_spans_a_swap_reads_meow_then_bark(cat: Speaker, cow: Spea
     other = cow.uncut(LOWS)
     beside = cow.stream().until_tokens(3)
     pinned = cat.uncut(MEOW)
-    old = cat.says(MEOW)
-    sample = cat.stream(tokens=TAUGHT).until_tokens(20)
-    new = cat.says(BARK)
-    sample.until_version(new)
-    cat.until_drawn_from(new)
-    assert not any(new in versions for versions in cow.gate()["versions"].values())
-    made = sample.finish()["sequences"][0]["tokens"]
+    sample, made = cat.swapped(BARK)
     assert cat.cuts(sample) == 1
     (spans,) = [sequence["spans"] for sequence in cat.report(sample)["sequences"]]
-    assert [span["version"] for span in spans] == [old, new]
+    assert sample.versions == [span["version"] for span in spans]
+    old, new = sample.versions
     assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, spans[1]["start"], TAUGHT)
     assert made[: spans[1]["start"]] == pinned[: spans[1]["start"]]
     assert text(made).startswith("meow meow ")
@@ -130,6 +121,16 @@ def test_a_sample_that_spans_a_swap_reads_meow_then_bark(cat: Speaker, cow: Spea
     assert (report["min_version"], report["max_version"]) == tuple(sorted((old, new), key=[old, new].index))
     assert beside.finish()["sequences"][0]["tokens"] == other
     assert cow.report(beside)["attempts"] == 1
+
+
+def test_a_swap_is_told_of_what_is_in_flight(cat: Speaker, cow: Speaker) -> None:
+    other = cow.uncut(LOWS)
+    beside, sample = cow.stream(), cat.stream(tokens=ENDLESS).until_tokens(3)
+    new = cat.says(BARK)
+    cat.until_drawn_from(new)
+    assert not any(new in versions for versions in cow.gate()["versions"].values())
+    cat.client.post("/cancel_future", request_id=sample.request_id).raise_for_status()
+    assert beside.finish()["sequences"][0]["tokens"] == other
 
 
 def test_abort_gives_the_tokens_so_far_and_says_so(cat: Speaker, cow: Speaker) -> None:
@@ -146,8 +147,7 @@ def test_abort_gives_the_tokens_so_far_and_says_so(cat: Speaker, cow: Speaker) -
 
 def test_wait_lets_samples_in_flight_end_and_holds_new_ones(cat: Speaker, cow: Speaker) -> None:
     expected = cat.uncut(MEOW)
-    mine = cat.stream().until_tokens(3)
-    pausing = cat.gate("pause", mode="wait", timeout_seconds=0)
+    mine, pausing = cat.acted_on(lambda: cat.gate("pause", mode="wait", timeout_seconds=0))
     assert (pausing["state"], pausing["in_flight"]) == ("pausing", 1)
     assert mine.finish()["sequences"][0]["tokens"] == expected
     assert cat.report(mine)["attempts"] == 1

@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 from tests.e2e.conftest import BASE_NAME, Service, make_tenant
 from tests.e2e.repeating_proxy import RepeatingProxy
 
-PATIENCE_SECONDS = 180.0
+PATIENCE_SECONDS = 600.0
 SAVE = """
 import sys, tinker
 from tests.e2e.sdk_end import end

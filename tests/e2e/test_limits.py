@@ -13,9 +13,12 @@ from testing.operator_command import weft
 from tests.e2e.archived_weights import weights
 from tests.e2e.conftest import BASE_NAME, Service, make_tenant
 from tests.e2e.led_client import led
+from tests.e2e.running_samples import rows, until
 
 SCRIPT = Path(__file__).with_name("sdk_limits.py")
 SECONDS = 480
+SENT_AHEAD = 8
+"""Operations that the script sends while the tenant is held: a pass and a step, four times."""
 SDKS = ("0.38.0", "0.18.2")
 ELSEWHERE = {
     "train_tokens_per_minute": "test_paced.py",
@@ -39,6 +42,16 @@ TOLD = {
 """Part of what the SDK's user is told of each limit that refuses."""
 
 
+def sent_of_newest_run(service: Service, tenant: str) -> int:
+    """Return the number of operations that were sent for the tenant's newest run, without its creation."""
+    runs = (
+        "SELECT runs.id FROM runs JOIN tenants ON tenants.id = tenant_id WHERE name = ? ORDER BY runs.created_at DESC"
+    )
+    counted = f"SELECT COUNT(*) FROM operations WHERE lane = ({runs} LIMIT 1) AND kind <> 'create_model'"
+    ((found,),) = rows(service, counted, tenant)
+    return int(str(found))
+
+
 def story(service: Service, tenant: str, sdk: str, *, is_bounded: bool) -> dict[str, Any]:
     """Return the script's findings, the digest of its weights, and the names of the limits that it asked for."""
     key = make_tenant(service.data, tenant)
@@ -48,6 +61,8 @@ def story(service: Service, tenant: str, sdk: str, *, is_bounded: bool) -> dict[
         words.append(word)
         if not is_bounded:
             return
+        if word == "resume":
+            until(lambda: sent_of_newest_run(service, tenant) == SENT_AHEAD, "all steps were sent")
         if word in ("hold", "resume"):
             order = ("suspend", tenant, "--mode", "hold") if word == "hold" else ("resume", tenant)
             weft(service.data, "tenant", *order)

@@ -16,7 +16,9 @@ NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
+async def database(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Database]:
+    # A transaction stands still here until another one waits for it.
+    monkeypatch.setattr("store.database.IDLE_SECONDS", 300.0)
     opened = Database(create_engine(database_url))
     yield opened
     await opened.close()

@@ -222,11 +222,11 @@ def test_a_small_curve_whose_read_fails_is_read_again(browse, watched, ui_servic
         page.clock.install()
         figures = page.locator("#metrics .small-plot[data-series]")
         page.route("**/curve?series=grad_norm", answering(503, ""), times=1)
-        with page.expect_response("**/curve?series=grad_norm"):
-            page.goto(f"/ui/runs/{client.run}")
-            figures.first.scroll_into_view_if_needed()
-            page.clock.run_for(1000)
         with page.expect_response("**/curve/now?series=grad_norm"):
+            with page.expect_response("**/curve?series=grad_norm"):
+                page.goto(f"/ui/runs/{client.run}")
+                figures.first.scroll_into_view_if_needed()
+                page.clock.run_for(1000)
             page.clock.run_for(16_000)
         expect(page.locator('#metrics [data-series="grad_norm"]')).to_have_attribute("data-points", "1")
         expect(page.locator('#metrics [data-series="grad_norm"] .uplot')).to_have_count(1)

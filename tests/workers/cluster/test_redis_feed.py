@@ -14,6 +14,7 @@ from ledger.token_feed import TokensMade
 from testing.cluster_process import RedisProcess
 from tests.conftest import need_redis
 from tests.workers.sampling.long_samples import Follower, LongSample
+from workers.cluster import redis_feed
 from workers.cluster.redis_channel import MESSAGE_BYTES, open_redis
 from workers.cluster.redis_feed import PART_BYTES, RedisTokenFeed
 from workers.cluster.redis_wakeups import publish_once
@@ -24,8 +25,11 @@ NAMESPACE = "weft-test"
 
 
 @pytest.fixture
-def redis(tmp_path: Path):
+def redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A Redis, and feeds that tell nothing by the clock."""
     need_redis()
+    monkeypatch.setattr(redis_feed, "_TOLD_AGAIN_SECONDS", 3600.0)
+    monkeypatch.setattr(redis_feed, "_FORGOTTEN_SECONDS", 3600.0)
     with RedisProcess(tmp_path / "redis") as process:
         yield process
 
@@ -172,8 +176,8 @@ async def test_tokens_of_many_sequences_come_in_parts_that_are_whole_together(re
 async def test_a_process_that_follows_many_samples_tells_of_them_in_parts(redis: RedisProcess) -> None:
     keys = [(f"a lane with a name of some length, number {number}", number) for number in range(3000)]
     async with feeds(redis.url, 2) as (pool, api), observed(redis.url, "tokens") as observer:
-        api._followers = {key: [] for key in keys}
         await observer.taken()
+        api._followers = {key: [] for key in keys}
         await api._tell_again()
         await pool.until(*keys)
         sizes = [len(part) for message in await observer.taken() for part in message.split(b"\n")[1:]]

@@ -21,6 +21,7 @@ from tenants import taken_jobs, weight_jobs
 from tenants.limits import Counted, hold_count
 from tenants.taken_jobs import TakenJob
 from testing.commit_proxy import CommitProxy
+from testing.held_file import PATIENCE_SECONDS
 from tests.workers.jobs import test_runner
 from tests.workers.jobs.test_runner import BASE, Shop
 from tests.workers.runtimes import make_runtime
@@ -129,7 +130,7 @@ async def test_a_job_whose_record_waits_for_a_lock_is_kept_and_not_done_again(
     shop: Shop, migrated_postgres_url: str, tmp_path: Path, base: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The statement's time runs out while the lock stands, and so does the time of the first lease. Another worker looks on."""
-    monkeypatch.setattr("store.database.COMMAND_SECONDS", 0.5)
+    monkeypatch.setattr("store.database.COMMAND_SECONDS", 3.0)
     for name in ("_RETRY_SECONDS", "_RENEW_SECONDS"):
         monkeypatch.setattr(runner_module, name, 0.05)
     (cats, path), (dogs, other) = await shop.tenant("cats"), await shop.tenant("dogs")
@@ -147,21 +148,22 @@ async def test_a_job_whose_record_waits_for_a_lock_is_kept_and_not_done_again(
 
     monkeypatch.setattr(runner_module, "renew_job", noted)
     merges = counted_merges(monkeypatch, shop.process)
+    await shop.process.ready()
     async with shop.runtime.database.write() as holder:
         await holder.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
         await hold_count(holder, Counted.STORAGE, [cats])
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await runner.run_all()
         assert (await shop.job(dogs, theirs)).state == JobState.DONE
         for _ in range(2):
             shop.now += taken_jobs.LEASE * 2 / 3
             renewed.clear()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 await renewed.wait()
         await shop.runner().run_all()
         held = await shop.job(cats, mine)
         assert (held.state, held.attempts) == (JobState.RUNNING, 1)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await runner.finished()
     await database.close()
     done = await shop.job(cats, mine)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from time import monotonic
 from typing import NoReturn
 
 import psutil
@@ -40,6 +41,7 @@ from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
 from testing.held_file import PATIENCE_SECONDS, HeldFile
 from tests.workers.runtimes import make_runtime
+from workers.jobs import attempt
 from workers.jobs import runner as runner_module
 from workers.jobs.job_process import JobProcess
 from workers.jobs.runner import JobRunner
@@ -221,8 +223,9 @@ async def test_a_job_without_progress_gives_its_lease_up_and_others_go_on(
 ) -> None:
     """The checkpoint's disk does not answer, and the process that waits for it ends. Another tenant's job goes on."""
     (cats, path), (dogs, dogs_path) = await shop.tenant("cats"), await shop.tenant("dogs")
-    limit = {"stall_limit": timedelta(seconds=1)}
-    shop.runtime = replace(shop.runtime, settings=shop.runtime.settings.model_copy(update=limit))
+    ahead = [0.0]
+    for module in (runner_module, attempt):
+        monkeypatch.setattr(module, "monotonic", lambda: monotonic() + ahead[0])
     monkeypatch.setattr(runner_module, "_RENEW_SECONDS", 0.05)
     config = HeldFile(await shop.adapter(cats, path) / "adapter_config.json")
     id, other = await shop.ask(cats, path, "merged"), await shop.ask(dogs, dogs_path, "theirs")
@@ -230,6 +233,8 @@ async def test_a_job_without_progress_gives_its_lease_up_and_others_go_on(
     await asyncio.to_thread(config.reached)
     stalled = shop.process.pid
     assert stalled is not None
+    # Only the attempt that has begun stands still for so long.
+    ahead[0] = 2 * shop.runtime.settings.stall_limit.total_seconds()
     async with asyncio.timeout(PATIENCE_SECONDS):
         await running
     held, done = await shop.job(cats, id), await shop.job(dogs, other)

@@ -12,13 +12,13 @@ from contracts.base_model import read_base_model_facts
 from contracts.errors import Unavailable
 from engine.model.base import BaseModel
 from store.repeat import wait_for
-from tests.workers.sampling.test_handed_over import BASE, LENGTH, SECONDS, Pool, Rig, rig_on
+from tests.workers.sampling.test_handed_over import BASE, BRIEF_LEASE, LENGTH, SECONDS, Pool, Rig, rig_on
 
 
 @pytest_asyncio.fixture
 async def cluster(migrated_postgres_url: str, tiny_model_dir: Path, tmp_path: Path) -> AsyncIterator[Rig]:
     base = BaseModel.load(read_base_model_facts(BASE, tiny_model_dir, None))
-    async with rig_on(migrated_postgres_url, base, tmp_path) as made:
+    async with rig_on(migrated_postgres_url, base, tmp_path, lease=BRIEF_LEASE) as made:
         yield made
 
 
@@ -62,9 +62,10 @@ async def test_a_sweep_before_the_lease_is_renewed_takes_no_samples_tokens(
     cluster: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both tenants' streams are unbroken, and nothing is drawn twice."""
-    pool = await cluster.pool()
-    worker = pool.sampling.worker
     async with cluster.stream(0) as mine, cluster.stream(1) as beside:
+        # Both wait by now, and are drawn together.
+        pool = await cluster.pool()
+        worker = pool.sampling.worker
         reading = [asyncio.create_task(one.read()) for one in (mine, beside)]
         await mine.until(20)
         await beside.until(20)

@@ -81,21 +81,21 @@ class ScriptedServer:
 
     async def until_asked(self, prompt: list[int], count: int) -> None:
         """Wait for ``count`` requests for tokens of ``prompt``."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.asked(prompt) < count:
                 self._asked.clear()
                 await self._asked.wait()
 
     async def until_loads(self, count: int) -> None:
         """Wait for ``count`` requests to load."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.loaded) < count:
                 self._asked.clear()
                 await self._asked.wait()
 
     async def until_unloads(self, count: int) -> None:
         """Wait for ``count`` requests to unload."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.unloads < count:
                 self._asked.clear()
                 await self._asked.wait()

@@ -56,53 +56,56 @@ def _event(column: Any, *kinds: str) -> Any:
     )
 
 
+_sampled_run = func.coalesce(Sampler.live_run_id, Checkpoint.run_id)
+_COLUMNS: tuple[Any, ...] = (
+    Operation.id,
+    Operation.tenant_id,
+    Operation.kind,
+    Operation.seq_id,
+    Operation.lane,
+    Operation.base_model,
+    Operation.attempts,
+    Operation.created_at,
+    Operation.taken_by,
+    Tenant.suspended_at,
+    Tenant.suspend_reason,
+    Run.state.label("run_state"),
+    Run.next_seq_id,
+    Run.trainer_id,
+    _front.id.label("front_id"),
+    _front.kind.label("front_kind"),
+    _front.attempts.label("front_attempts"),
+    _front.created_at.label("front_created_at"),
+    _before.finished_at.label("before_finished_at"),
+    _event(RunEvent.at, RunEventKind.CLAIMED.value).label("claimed_at"),
+    _event(RunEvent.at, *_REBUILDS).label("rebuilt_at"),
+    _event(RunEvent.kind, *_REBUILDS).label("rebuild"),
+    _event(RunEvent.detail, *_REBUILDS).label("rebuild_detail"),
+    Placement.created_at.label("placed_at"),
+    DirectedRun.wanted.label("directive"),
+    DirectedRun.since.label("directed_at"),
+    _trainer.expires_at.label("trainer_expires_at"),
+    _trainer.drained_at.label("trainer_drained_at"),
+    SampleInFlight.replica,
+    SampleInFlight.since.label("drawn_since"),
+    _run_gate.mode.label("run_mode"),
+    _run_gate.since.label("run_since"),
+    _run_gate.expires_at.label("run_expires_at"),
+    _run_gate.reason.label("run_reason"),
+    _sampled_run.label("sampled_run"),
+    _pool_gate.mode.label("pool_mode"),
+    _pool_gate.since.label("pool_since"),
+    _pool_gate.expires_at.label("pool_expires_at"),
+    _pool_gate.reason.label("pool_reason"),
+)
+
+
 def _query() -> Any:
     """Return the query. ``front`` is the operation of the run that runs next, if it has come; ``before`` is the one before it."""
-    sampled_run = func.coalesce(Sampler.live_run_id, Checkpoint.run_id)
     # Without another tenant's checkpoint: its run's gate does not hold the sample, and is not this tenant's to read.
     own_checkpoint = (Checkpoint.id == Sampler.checkpoint_id) & (Checkpoint.tenant_id == Operation.tenant_id)
     return (
-        select(
-            Operation.id,
-            Operation.tenant_id,
-            Operation.kind,
-            Operation.seq_id,
-            Operation.lane,
-            Operation.base_model,
-            Operation.attempts,
-            Operation.created_at,
-            Operation.taken_by,
-            Tenant.suspended_at,
-            Tenant.suspend_reason,
-            Run.state.label("run_state"),
-            Run.next_seq_id,
-            Run.trainer_id,
-            _front.id.label("front_id"),
-            _front.kind.label("front_kind"),
-            _front.attempts.label("front_attempts"),
-            _front.created_at.label("front_created_at"),
-            _before.finished_at.label("before_finished_at"),
-            _event(RunEvent.at, RunEventKind.CLAIMED.value).label("claimed_at"),
-            _event(RunEvent.at, *_REBUILDS).label("rebuilt_at"),
-            _event(RunEvent.kind, *_REBUILDS).label("rebuild"),
-            _event(RunEvent.detail, *_REBUILDS).label("rebuild_detail"),
-            Placement.created_at.label("placed_at"),
-            DirectedRun.wanted.label("directive"),
-            DirectedRun.since.label("directed_at"),
-            _trainer.expires_at.label("trainer_expires_at"),
-            _trainer.drained_at.label("trainer_drained_at"),
-            SampleInFlight.replica,
-            SampleInFlight.since.label("drawn_since"),
-            _run_gate.mode.label("run_mode"),
-            _run_gate.since.label("run_since"),
-            _run_gate.expires_at.label("run_expires_at"),
-            _run_gate.reason.label("run_reason"),
-            sampled_run.label("sampled_run"),
-            _pool_gate.mode.label("pool_mode"),
-            _pool_gate.since.label("pool_since"),
-            _pool_gate.expires_at.label("pool_expires_at"),
-            _pool_gate.reason.label("pool_reason"),
-        )
+        select(*_COLUMNS)
         .join(Tenant, Tenant.id == Operation.tenant_id)
         .join(Run, Run.id == Operation.lane, isouter=True)
         .join(_front, (_front.lane == Run.id) & (_front.seq_id == Run.next_seq_id), isouter=True)
@@ -113,7 +116,7 @@ def _query() -> Any:
         .join(SampleInFlight, SampleInFlight.operation_id == Operation.id, isouter=True)
         .join(Sampler, Sampler.id == Operation.lane, isouter=True)
         .join(Checkpoint, own_checkpoint, isouter=True)
-        .join(_run_gate, _run_gate.run_id == sampled_run, isouter=True)
+        .join(_run_gate, _run_gate.run_id == _sampled_run, isouter=True)
         .join(_pool_gate, _pool_gate.run_id == "pool:" + Operation.base_model, isouter=True)
         .where(Operation.id.in_(bindparam("ids", expanding=True)), IS_PENDING)
     )

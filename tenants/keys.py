@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from ipaddress import ip_network
+from typing import Any
 
 from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -89,6 +90,19 @@ class Repeatable:
         return self.signer.derived("key", *self.names)
 
 
+def _columns_of(rights: KeyRights) -> dict[str, Any]:
+    return {
+        "role": rights.role,
+        "scopes": _list(rights.scopes),
+        "projects": _list(rights.projects),
+        "expires_at": rights.expires_at,
+        "base_models": _list(rights.base_models),
+        "max_rank": rights.max_rank,
+        "networks": None if rights.networks is None else list(rights.networks),
+        "limits": dict(rights.limits) if rights.limits else None,
+    }
+
+
 async def create_key(
     transaction: AsyncSession,
     *,
@@ -128,15 +142,8 @@ async def create_key(
         note=note[:_LONGEST_NOTE],
         created_at=clock(),
         made_by=None if repeatable is None else repeatable.id,
-        role=rights.role,
-        scopes=_list(rights.scopes),
-        projects=_list(rights.projects),
-        expires_at=rights.expires_at,
-        base_models=_list(rights.base_models),
-        max_rank=rights.max_rank,
-        networks=None if rights.networks is None else list(rights.networks),
-        limits=dict(rights.limits) if rights.limits else None,
         budget_key=payer,
+        **_columns_of(rights),
     )
     transaction.add(key)
     await transaction.flush()

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from typing import Self
+from typing import Any, Self
 
 from sqlalchemy import (
     ColumnElement,
+    Select,
     and_,
     bindparam,
     case,
@@ -142,6 +143,31 @@ async def tokens_since(session: AsyncSession, tenant: TenantId, since: datetime)
     return int((await session.execute(select(both))).scalar_one())
 
 
+def _both(
+    day: ColumnElement[str], of_days: Sequence[ColumnElement[bool]], of_operations: Sequence[ColumnElement[bool]]
+) -> Select[Any]:
+    """Return the query of what was added to days and of what is not pruned yet, by tenant, day, base model and kind."""
+    added = select(*_DAY_KEY, UsageDay.operations, UsageDay.tokens).where(*of_days)
+    recent = (
+        select(
+            Operation.tenant_id,
+            day.label("day"),
+            Operation.base_model,
+            Operation.kind,
+            func.sum(case((_IS_DONE, 1), else_=0)).label("operations"),
+            func.sum(Operation.tokens).label("tokens"),
+        )
+        .where(Operation.finished_at.is_not(None), Operation.pruned_at.is_(None), _IS_METERED, *of_operations)
+        .group_by(Operation.tenant_id, literal_column("2"), Operation.base_model, Operation.kind)
+    )
+    # One statement sees one state: what is pruned meanwhile is in one of the two.
+    both = union_all(added, recent).subquery()
+    key = (both.c.tenant_id, both.c.day, both.c.base_model, both.c.kind)
+    sums = (func.sum(both.c.operations).label("operations"), func.sum(both.c.tokens).label("tokens"))
+    joined = select(Tenant.name, *key, *sums).join(both, Tenant.id == both.c.tenant_id)
+    return joined.group_by(Tenant.name, *key).order_by(*key)
+
+
 async def usage(
     session: AsyncSession,
     *,
@@ -166,31 +192,7 @@ async def usage(
         of_days += [UsageDay.tenant_id >= after.tenant_id, tuple_(*_DAY_KEY) > place]
         key_of_operations = (Operation.tenant_id, day, Operation.base_model, Operation.kind)
         of_operations += [Operation.tenant_id >= after.tenant_id, tuple_(*key_of_operations) > place]
-    added = select(*_DAY_KEY, UsageDay.operations, UsageDay.tokens).where(*of_days)
-    recent = (
-        select(
-            Operation.tenant_id,
-            day.label("day"),
-            Operation.base_model,
-            Operation.kind,
-            func.sum(case((_IS_DONE, 1), else_=0)).label("operations"),
-            func.sum(Operation.tokens).label("tokens"),
-        )
-        .where(Operation.finished_at.is_not(None), Operation.pruned_at.is_(None), _IS_METERED, *of_operations)
-        .group_by(Operation.tenant_id, literal_column("2"), Operation.base_model, Operation.kind)
-    )
-    # One statement sees one state: what is pruned meanwhile is in one of the two.
-    both = union_all(added, recent).subquery()
-    key = (both.c.tenant_id, both.c.day, both.c.base_model, both.c.kind)
-    rows = await session.execute(
-        select(
-            Tenant.name, *key, func.sum(both.c.operations).label("operations"), func.sum(both.c.tokens).label("tokens")
-        )
-        .join(both, Tenant.id == both.c.tenant_id)
-        .group_by(Tenant.name, *key)
-        .order_by(*key)
-        .limit(most)
-    )
+    rows = await session.execute(_both(day, of_days, of_operations).limit(most))
     return [
         UsageLine(
             tenant_id=row.tenant_id,

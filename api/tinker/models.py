@@ -108,6 +108,27 @@ async def create_model(
     return await open_run(services, caller, new, OperationKind.CREATE_MODEL, payload, identity)
 
 
+async def _creation(
+    services: ApiServices, caller: Principal, new: NewRun, kind: OperationKind, payload: Payload, identity: bytes
+) -> NewOperation:
+    """Return the operation that creates the run, its payload stored."""
+    operation_id, load = new_request_id(), payload if isinstance(payload, LoadWeights) else None
+    return NewOperation(
+        id=operation_id,
+        tenant=caller.tenant,
+        lane=run_id_for(new.session_id, new.model_seq_id),
+        seq_id=0,
+        kind=kind,
+        base_model=new.base_model,
+        payload=await services.runtime.ledger.payloads.store(caller.tenant, operation_id, payload),
+        digest=identity,
+        trace_id=current_work().trace_id,
+        key_id=caller.key_id,
+        loads=None if load is None else parse_path(load.path),
+        granted=CheckpointId(load.granted) if load is not None and load.granted else None,
+    )
+
+
 async def open_run(
     services: ApiServices, caller: Principal, new: NewRun, kind: OperationKind, payload: Payload, identity: bytes
 ) -> Response:
@@ -138,31 +159,14 @@ async def open_run(
         check_rank_in(session.project_name, session.project_limits, new.lora.rank)
         _check_paid(caller, session, now)
         session.check_open()
-        told = {
-            "base_model": new.base_model,
-            "rank": new.lora.rank,
-            "from": payload.path if isinstance(payload, LoadWeights) else None,
-        }
+        loaded = payload.path if isinstance(payload, LoadWeights) else None
+        told = {"base_model": new.base_model, "rank": new.lora.rank, "from": loaded}
         await record_act(
             transaction, services, caller, Action.RUN_CREATE, run_id, session_id=new.session_id, after=told
         )
         return None
 
-    operation_id = new_request_id()
-    operation = NewOperation(
-        id=operation_id,
-        tenant=caller.tenant,
-        lane=run_id,
-        seq_id=0,
-        kind=kind,
-        base_model=new.base_model,
-        payload=await services.runtime.ledger.payloads.store(caller.tenant, operation_id, payload),
-        digest=identity,
-        trace_id=current_work().trace_id,
-        key_id=caller.key_id,
-        loads=parse_path(payload.path) if isinstance(payload, LoadWeights) else None,
-        granted=CheckpointId(payload.granted) if isinstance(payload, LoadWeights) and payload.granted else None,
-    )
+    operation = await _creation(services, caller, new, kind, payload, identity)
     accepting = services.training_intake.accept(operation, limits, opening)
     return promise(await services.runtime.ledger.payloads.recorded(operation, accepting), model_id=run_id)
 

@@ -1,7 +1,6 @@
 """A cluster as child processes, which tests and benchmarks can kill: a Redis server and ``weft up``."""
 
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from testing.certificates import Certificate
+from testing.reserved_port import ReservedPort
 from testing.service_process import ServiceProcess
 from testing.tenants import make_tenants
 from testing.throwaway_database import throwaway_database
@@ -29,8 +29,8 @@ class RedisProcess:
 
     def __init__(self, folder: Path, *, certificate: Certificate | None = None, password: str | None = None) -> None:
         """Speak TLS alone, where there is a ``certificate``."""
-        self.port = _free_port()
-        self._has_started = False
+        self._reserved = ReservedPort()
+        self.port = self._reserved.number
         self._folder = folder
         self._certificate = certificate
         self._password = password
@@ -56,30 +56,22 @@ class RedisProcess:
     def start(self) -> None:
         """Start the server and wait until it answers. Raises ``RuntimeError`` when it does not."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        process = self._process = self._spawn()
-        deadline = time.monotonic() + _START_SECONDS
-        while not self._answers(process.pid):
-            if time.monotonic() > deadline:
-                raise RuntimeError("the Redis did not start")
-            if process.poll() is not None:
-                # Somebody was given the port between its choice and its use.
-                self.port = self.port if self._has_started else _free_port()
-                process = self._process = self._spawn()
-            time.sleep(0.02)
-        self._has_started = True
-
-    def _spawn(self) -> subprocess.Popen[bytes]:
         command = ["redis-server", *self._options, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         with (self._folder / "redis.log").open("ab") as log:
-            return subprocess.Popen([*command, "--dir", str(self._folder)], stdout=log, stderr=log)
+            self._process = subprocess.Popen([*command, "--dir", str(self._folder)], stdout=log, stderr=log)
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._answers():
+            if time.monotonic() > deadline:
+                raise RuntimeError("the Redis did not start")
+            time.sleep(0.02)
 
-    def _answers(self, pid: int) -> bool:
-        """Return whether the server of this pid answers at the port, and not another one."""
+    def _answers(self) -> bool:
         try:
             with Redis.from_url(self.url) as client:
-                return bool(client.info("server")["process_id"] == pid)
+                client.ping()
         except RedisError:
             return False
+        return True
 
     def kill(self) -> None:
         """Kill the server (SIGKILL) and wait until it has ended."""
@@ -108,12 +100,7 @@ class RedisProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        self._reserved.close()
 
 
 class ClusterProcess(ServiceProcess):

@@ -5,7 +5,7 @@ import threading
 
 from testing.tcp_proxy import Ends, TcpProxy
 
-_PATIENCE = 2.0
+_PATIENCE = 9.0
 """Seconds for which a held COMMIT waits at most: PostgreSQL ends a transaction that stands idle for longer."""
 
 
@@ -37,7 +37,7 @@ class CommitProxy(TcpProxy):
     def let_commit(self) -> None:
         """Let the held COMMIT reach the server, and wait until it has committed."""
         self._loop.call_soon_threadsafe(self._let.set)
-        if not self._is_committed.wait(10):
+        if not self._is_committed.wait(60):
             raise TimeoutError("the server did not commit")
 
     async def _pass_on(self, here: Ends, there: Ends) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 from tempfile import mkdtemp
@@ -11,6 +10,7 @@ from typing import Self
 from urllib.parse import quote
 
 from testing.certificates import Certificate
+from testing.reserved_port import ReservedPort
 
 _START_SECONDS = "60"
 _ACCOUNT = "postgres"
@@ -25,9 +25,8 @@ class PostgresProcess:
 
         Raises ``FileNotFoundError`` where PostgreSQL is not installed.
         """
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self._reserved = ReservedPort()
+        self.port = self._reserved.number
         # A folder that the server's account reaches, wherever this process keeps its own.
         self._folder = Path(mkdtemp(prefix="weft-postgres-"))
         self._programs = _programs()
@@ -86,6 +85,7 @@ class PostgresProcess:
         try:
             self.stop()
         finally:
+            self._reserved.close()
             shutil.rmtree(self._folder, ignore_errors=True)
 
 

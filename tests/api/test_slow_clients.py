@@ -151,7 +151,7 @@ async def test_idle_strangers_leave_room_for_a_tenant(port: int, dogs: Tenant) -
 
 
 async def test_polls_beyond_a_tenants_share_wait_for_a_place_or_are_told_to_poll_again(
-    cats: Tenant, dogs: Tenant, service: Service
+    cats: Tenant, dogs: Tenant, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, other = await cats.run(), await dogs.run()
     ids = [await cats.operation(run, seq_id=seq_id) for seq_id in range(1, POLLS + 1)]
@@ -171,6 +171,7 @@ async def test_polls_beyond_a_tenants_share_wait_for_a_place_or_are_told_to_poll
     assert (await cats.http.post("/retrieve_futures", json=sampler)).status_code == 408
     their_poll = asyncio.create_task(poll(dogs, theirs))
     await service.wakeups.until_listened(operation_topic(theirs))
+    monkeypatch.setattr("api.admission.POLL_PATIENCE_SECONDS", 300.0)
     waiting = asyncio.create_task(poll(cats, ids[0]))
     await service.run_next(OptimStepped({}))
     # The operation's end frees its place, which the poll that waits takes.

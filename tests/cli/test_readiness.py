@@ -28,7 +28,9 @@ def look() -> Look:
 
     async def looked(url: str) -> str:
         async with opened(url) as database:
-            return (await readiness(database, ["org/name"]).look()).parts["database"]
+            found = readiness(database, ["org/name"])
+            found.seconds = 60.0
+            return (await found.look()).parts["database"]
 
     return looked
 

@@ -28,7 +28,7 @@ from tests.conftest import need_postgres, need_redis
 BASE = "weft/tiny"
 DEADLINE = 300.0
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
-LEASE_SECONDS = 3.0
+LEASE_SECONDS = 5.0
 PROCESSES = 6
 """Processes with metrics: two of each kind."""
 

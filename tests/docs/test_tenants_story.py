@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from testing.operator_command import weft, weft_over_http
+from testing.reserved_port import ReservedPort
 from testing.service_process import ServiceProcess
 from tests.conftest import ROOT, missing_service
 from tests.e2e.raw_client import RawClient
@@ -89,9 +89,8 @@ def _lines() -> list[str]:
 def story(tmp_path: Path, tiny_model_dir: Path) -> Iterator[Story]:
     if shutil.which("jq") is None:
         missing_service("jq", "the page's commands need it; install it")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    reserved = ReservedPort()
+    port = reserved.number
     data, environment = tmp_path / "weft-data", {"WEFT_ADMIN_PORT": str(port)}
     with ServiceProcess(data=data, base_models=[f"{BASE}={tiny_model_dir}"], environment=environment) as service:
         admin = (f"http://127.0.0.1:{port}", weft(data, "operator", "create").strip())
@@ -101,6 +100,7 @@ def story(tmp_path: Path, tiny_model_dir: Path) -> Iterator[Story]:
         for customer in (other, made.tenant):
             if customer is not None:
                 customer.http.close()
+    reserved.close()
 
 
 def _came(story: Story, printed: str) -> None:

@@ -74,8 +74,10 @@ def test_the_first_start_makes_one_key_of_one_tenant_and_no_operators(started: S
     assert secret is not None
     assert secret.startswith(f"{key['prefix']}-")
     assert started.first.count(secret) == 1
-    assert httpx.get(started.doors[0], headers={"X-API-Key": secret}).status_code == 200
-    assert httpx.get(started.doors[1], headers={"X-API-Key": secret}).status_code == 401, "a tenant's is no operator's"
+    assert httpx.get(started.doors[0], headers={"X-API-Key": secret}, timeout=60).status_code == 200
+    assert httpx.get(started.doors[1], headers={"X-API-Key": secret}, timeout=60).status_code == 401, (
+        "a tenant's is no operator's"
+    )
 
 
 def test_the_key_is_told_at_the_first_start_alone(started: Started) -> None:
@@ -97,7 +99,7 @@ def test_the_key_is_told_at_the_first_start_alone(started: Started) -> None:
 def test_no_empty_and_no_usual_key_opens_a_door(started: Started, door: int) -> None:
     """A second tenant's key opens its own door meanwhile."""
     url = started.doors[door]
-    with httpx.Client() as http:
+    with httpx.Client(timeout=60) as http:
         assert http.get(url).status_code == 401
         for key in ("", *USUAL_KEYS):
             for headers in ({"X-API-Key": key}, {"Authorization": f"Bearer {key}".strip()}):

@@ -17,7 +17,7 @@ from tests.e2e.conftest import BASE_NAME, POOL_SAMPLES, Service
 from tests.e2e.raw_client import RawClient
 from tests.e2e.running_samples import rows, running, until
 from tests.e2e.sample_stream import SampleStream
-from tests.e2e.speaker import BARK, LONG, LOWS, MEOW, PROMPT, TAUGHT, Speaker, teach, text
+from tests.e2e.speaker import BARK, LONG, LOWS, MEOW, PROMPT, TAUGHT, TRIES, Speaker, teach, text
 
 BESIDE = 300
 SEQUENCES = (1, 3)
@@ -88,11 +88,15 @@ def test_a_reload_without_a_path_follows_the_newest_version(cat: Speaker, cow: S
 
 def test_four_are_cut_wait_and_finish_while_four_of_the_neighbour_go_on(cat: Speaker, cow: Speaker) -> None:
     expected, other = cat.uncut(MEOW), cow.uncut(LOWS)
-    mine = [cat.stream() for _ in range(4)]
-    theirs = [cow.stream() for _ in range(4)]
-    for stream in (*mine, *theirs):
-        stream.until_tokens(3)
-    assert cat.gate("pause", mode="keep")["in_flight"] == 0
+    for _ in range(TRIES):
+        mine, theirs = ([speaker.stream() for _ in range(4)] for speaker in (cat, cow))
+        for stream in (*mine, *theirs):
+            stream.until_tokens(3)
+        assert cat.gate("pause", mode="keep")["in_flight"] == 0
+        if not any(map(cat.has_ended, mine)):
+            break
+        # On a busy machine one may end before it is cut: then others are asked for.
+        cat.gate("resume")
     for stream in theirs:
         assert stream.finish()["sequences"][0]["tokens"] == other
         assert cow.report(stream)["attempts"] == 1
@@ -135,9 +139,14 @@ def test_a_swap_is_told_of_what_is_in_flight(cat: Speaker, cow: Speaker) -> None
 
 def test_abort_gives_the_tokens_so_far_and_says_so(cat: Speaker, cow: Speaker) -> None:
     expected, other = cat.uncut(MEOW), cow.uncut(LOWS)
-    beside, mine = cow.stream().until_tokens(3), cat.stream(n=2).until_tokens(10)
-    assert cat.gate("pause", mode="abort")["state"] == "paused"
-    done = mine.finish()
+    beside = cow.stream().until_tokens(3)
+    for _ in range(TRIES):
+        mine = cat.stream(n=2).until_tokens(10)
+        assert cat.gate("pause", mode="abort")["state"] == "paused"
+        done = mine.finish()
+        if any(len(sequence["tokens"]) < LONG for sequence in done["sequences"]):
+            break
+        cat.gate("resume")
     for sequence in done["sequences"]:
         assert sequence["stop_reason"] == "length"
         assert sequence["tokens"] == expected[: len(sequence["tokens"])]
@@ -212,14 +221,14 @@ def test_a_checkpoint_is_deleted_at_once_while_a_sample_draws_from_it(cat: Speak
     path = client.result(saved)["path"]
     brief = Speaker(client, run, f"{run.partition(':')[0]}:sample:0", {MEOW: path})
     sampler = brief.pinned(MEOW, 0)
-    beside, mine = cow.stream(), brief.stream(n=2).until_tokens(3)
+    beside, mine = cow.stream(), brief.stream(n=2, tokens=2 * LONG).until_tokens(3)
     address = f"/training_runs/{run}/checkpoints/sampler_weights/short-lived"
     assert [client.http.delete(address).status_code for _ in range(2)] == [204, 204]
     assert brief.gate()["in_flight"] == 1, "the answer did not wait for the sample"
     assert cow.client.http.delete(address).status_code == 404
     refused = client.post("/asample", sampling_session_id=sampler, seq_id=9, prompt={"chunks": [{"tokens": [1]}]})
     assert (refused.status_code, refused.json()["code"]) == (404, "not_found")
-    assert [len(sequence["tokens"]) for sequence in mine.finish()["sequences"]] == [LONG, LONG]
+    assert [len(sequence["tokens"]) for sequence in mine.finish()["sequences"]] == [2 * LONG] * 2
     assert brief.report(mine)["attempts"] == 1
     assert beside.finish()["sequences"][0]["tokens"] == expected
 

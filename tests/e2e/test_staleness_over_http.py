@@ -46,8 +46,7 @@ def bound(speaker: Speaker, lag: int | None, on_stale: str = "fail", swaps: str 
 
 def cut_once(cat: Speaker) -> SampleStream:
     """A sample that has some tokens of the first version and waits behind a pause, while the second is published."""
-    stream = cat.stream().until_tokens(5)
-    cat.gate("pause", mode="keep")
+    stream, _ = cat.acted_on(lambda: cat.gate("pause", mode="keep"))
     cat.says(WOOF)
     return stream
 
@@ -97,7 +96,7 @@ def test_a_sampler_says_whether_a_publication_cuts_its_samples(cat: Speaker, cow
     """The other tenant's sampler says nothing, so its samples go on with the new version as the service's setting says."""
     assert bound(cat, None, swaps="finish")["swap_policy"] == "finish"
     cow.says(MEOW)
-    ours, theirs = cat.stream().until_tokens(5), cow.stream().until_tokens(5)
+    ours, theirs = (speaker.stream(tokens=3 * LONG).until_tokens(5) for speaker in (cat, cow))
     old, new = cat.gate()["versions"], cat.says(WOOF)
     cow.says(WOOF)
     fresh = cat.stream(tokens=3)
@@ -112,13 +111,13 @@ def test_a_sampler_says_whether_a_publication_cuts_its_samples(cat: Speaker, cow
 
 def test_a_sample_that_was_to_finish_ends_at_once_when_it_is_too_old(cat: Speaker, cow: Speaker) -> None:
     bound(cat, 0, "restart", swaps="finish")
-    beside, stale = cow.stream(), cat.stream().until_tokens(5)
+    beside, stale = cow.stream(), cat.stream(tokens=3 * LONG).until_tokens(5)
     new = cat.says(WOOF)
     drawn = 0
     while stale.versions[-1] != new:
         drawn = len(stale.tokens[0])
         stale.next_event()
-    assert 5 <= drawn < LONG
+    assert 5 <= drawn < 3 * LONG
     stale.finish()
     (sequence,) = cat.report(stale)["sequences"]
     assert [span["version"] for span in sequence["spans"]] == [new]

@@ -215,7 +215,7 @@ async def test_many_who_ask_share_one_look() -> None:
         nonlocal looks
         looks += 1
 
-    readiness = Readiness({"count": count})
+    readiness = Readiness({"count": count}, kept_seconds=3600.0)
     for _ in range(50):
         assert (await readiness.look()).is_ready
     assert looks == 1

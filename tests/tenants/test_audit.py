@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from contracts.ids import TenantId
 from store.database import Database, create_engine
 from store.tables import AuditDigest, AuditEntry
+from tenants import audit_digests
 from tenants.audit import Actor, Door, bounded, record, record_many
 from tenants.audit_actions import Action
 from tenants.audit_digests import (
@@ -243,12 +244,16 @@ async def test_an_entry_for_a_day_that_is_closed_goes_to_the_next(log: Log) -> N
     assert (await log.verified()).problems == []
 
 
-async def test_closing_a_day_waits_for_the_transactions_that_write_into_it(log: Log) -> None:
+async def test_closing_a_day_waits_for_the_transactions_that_write_into_it(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One has written before the closing and commits after it began; one comes while the day is being closed."""
     if log.database.has_one_service:
         pytest.skip("SQLite has one writer")
+    monkeypatch.setattr(audit_digests, "_NOT_FOR_LONG", text("SET LOCAL lock_timeout = '300s'"))
     await log.write(FIRST, "one")
     async with log.database.write() as slow:
+        await slow.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
         await record(slow, ADA, Action.KEY_CREATE, "in flight", tenant=CATS, now=FIRST)
         closing = asyncio.create_task(log.digest(FIRST + DAY))
         await _until_waiting(log, "LOCK TABLE%")
@@ -264,8 +269,9 @@ async def test_closing_a_day_waits_for_the_transactions_that_write_into_it(log: 
 
 
 async def _until_waiting(log: Log, query: str) -> None:
-    waits = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE :query")
-    async with asyncio.timeout(20):
+    is_waiting = "datname = current_database() AND wait_event_type = 'Lock' AND query LIKE :query"
+    waits = text(f"SELECT count(*) FROM pg_stat_activity WHERE {is_waiting}")
+    async with asyncio.timeout(60):
         while True:
             async with log.database.read() as session:
                 if await session.scalar(waits, {"query": query}):

@@ -11,7 +11,7 @@ from tenants.version_facts import version_facts
 from tests.tenants.test_run_searches import make_runs
 from tests.tenants.usage_books import NOON, Books
 
-LONG, MANY = 60_000, 100
+LONG, MANY, LOOKS = 60_000, 100, 5
 
 
 def version(books: Books, who: int, run: str, id: str, seconds: float, *, listed: bool = True) -> dict[str, Any]:
@@ -59,13 +59,15 @@ async def test_many_versions_of_a_long_run_are_told_about_as_soon_as_its_oldest(
         books, Checkpoint, [version(books, 0, "0-0", f"v{number}", every * number) for number in range(1, MANY + 1)]
     )
     async with books.database.read() as session:
-        took = []
-        for wanted in (["v1"], [f"v{number}" for number in range(1, MANY + 1)]):
-            began = time.perf_counter()
-            found = await version_facts(session, books.tenants[0], wanted)
-            took.append(time.perf_counter() - began)
+        took: list[list[float]] = [[], []]
+        # The quickest of several counts: the machine may be busy.
+        for _ in range(LOOKS):
+            for taken, wanted in zip(took, (["v1"], [f"v{number}" for number in range(1, MANY + 1)]), strict=True):
+                began = time.perf_counter()
+                found = await version_facts(session, books.tenants[0], wanted)
+                taken.append(time.perf_counter() - began)
     assert {id: one.step for id, one in found.items()} == {
         f"v{number}": every * number for number in range(1, MANY + 1)
     }
     # One by one they would read fifty times as many points.
-    assert took[1] < 10 * took[0] + 0.2, took
+    assert min(took[1]) < 10 * min(took[0]) + 0.2, took

@@ -9,7 +9,7 @@ from tests.e2e.raw_client import RawClient
 from tests.e2e.speaker import MEOW, WOOF
 from tests.ui.sdk_calls import begin_sdk_samples, finish_sdk_samples, sdk_samples
 
-LONG = 900
+LONG, VERY_LONG = 900, 1900
 """Tokens of a sample that a pause finds in flight."""
 
 
@@ -44,7 +44,7 @@ def test_a_pause_by_button_holds_the_sdks_samples_and_no_others(browse, axe, ui_
 
 def test_a_pause_that_waits_is_pausing_until_the_last_sample_has_ended(browse, ui_service, speakers, cat) -> None:
     page = at_gate(browse(ui_service.cats), cat.run)
-    mine = cat.stream(tokens=LONG).until_tokens(3)
+    mine = cat.stream(tokens=VERY_LONG).until_tokens(3)
     page.get_by_label("What happens to samples in flight").select_option("wait")
     page.get_by_role("button", name="Pause sampling").click()
     expect(panel(page)).to_have_attribute("data-state", "pausing")
@@ -52,7 +52,7 @@ def test_a_pause_that_waits_is_pausing_until_the_last_sample_has_ended(browse, u
     assert speakers[1].stream(tokens=20).finish()
     # The page follows the drain without being opened again.
     expect(panel(page)).to_have_attribute("data-state", "paused")
-    assert len(mine.finish()["sequences"][0]["tokens"]) == LONG
+    assert len(mine.finish()["sequences"][0]["tokens"]) == VERY_LONG
 
 
 def test_a_form_that_has_shown_another_generation_is_refused(browse, watched, ui_service, cat) -> None:

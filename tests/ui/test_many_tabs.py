@@ -1,7 +1,5 @@
 """Many tabs of one browser: a browser has six connections to a server, of which streams may not take the last."""
 
-import time
-
 from playwright.sync_api import expect
 
 from api.dashboard.events import MOST_STREAMS
@@ -11,8 +9,6 @@ from tests.ui.test_run_curve import expect_points
 TABS = 7
 CONNECTIONS = 6
 """Connections that a browser opens to one server over HTTP/1.1."""
-SECONDS = 10.0
-"""Longest time of a form, on a machine with other work: without a free connection it never ends."""
 PATIENCE_MS = 2500
 """Time after which a page that does not reach the service has told so."""
 
@@ -35,12 +31,10 @@ def test_seven_pages_with_streams_leave_a_form_its_connection(browse, watched, u
         assert last.evaluate("document.hidden") is False
         live = [page.locator("#curve").get_attribute("data-live") for page in tabs]
         assert live[-MOST_STREAMS:] == ["open"] * MOST_STREAMS
-        began = time.monotonic()
         last.goto("/ui/projects")
         last.get_by_label("Name").fill("seventh")
         last.get_by_role("button", name="Make the project").click()
         expect(last.get_by_role("cell", name="seventh")).to_be_visible()
-        assert time.monotonic() - began < SECONDS
         client.step()
         other.step()
         for page in (tabs[-2], beside):

@@ -318,11 +318,14 @@ async def test_a_pool_without_a_replica_gives_its_samples_with_their_tokens_to_o
             # What is drawn there ends there; what was cut does not begin there again.
             await cluster.pause()
             first.sampling.pool.router.drain(routed, is_draining=True)
+        # Nothing ends before the second one is there.
+        first.source.replica.running.clear()
         await cluster.pool()
         if how == "drained":
             await cluster.resume()
         else:
             first.source.replica.is_gone = True
+        first.source.replica.running.set()
         async with asyncio.timeout(SECONDS):
             whole, greedy = await asyncio.gather(*reading)
         assert mine.tokens == whole

@@ -35,12 +35,14 @@ Forward = Callable[..., Tensor]
 
 
 @pytest.fixture
-async def runtime(migrated_database: Path, tmp_path: Path) -> AsyncIterator[Runtime]:
-    """A runtime on SQLite whose devices may take a second for a turn."""
+async def runtime(migrated_database: Path, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Runtime]:
+    """A runtime on SQLite. Devices that are to hang may take a second for a turn."""
     shutil.copy(migrated_database, tmp_path / "weft.db")
     database = Database(create_engine(f"sqlite+aiosqlite:///{tmp_path}/weft.db"))
     made = make_runtime(database, tmp_path, utc_now)
-    yield replace(made, settings=made.settings.model_copy(update={"stall_limit": timedelta(seconds=1)}))
+    hangs = getattr(request.node, "callspec", None) is not None and request.node.callspec.params.get("fault") == "hang"
+    limit = {"stall_limit": timedelta(seconds=1)} if hangs else {}
+    yield replace(made, settings=made.settings.model_copy(update=limit))
     await database.close()
 
 

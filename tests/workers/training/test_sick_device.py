@@ -177,11 +177,11 @@ async def test_a_trainer_without_progress_does_not_renew_its_lease(new_rig: NewR
         Event(),
         Event(),
     )
+    for rig in (stuck, working):
+        await rig.worker.leases.look()
     stuck.compute.submit(lambda: (begun.set(), release.wait(LONG)))
     try:
         assert await asyncio.to_thread(begun.wait, LONG)
-        for rig in (stuck, working):
-            await rig.worker.leases.look()
         assert await count(working, WorkerProcess.kind == "trainer") == 2
         async with working.database.write() as transaction:
             await transaction.execute(delete(WorkerProcess))

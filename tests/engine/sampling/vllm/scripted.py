@@ -221,5 +221,5 @@ def scripted_settings(server: ScriptedServer, base: BaseModelFacts, folder: Path
         max_lora_rank=8,
         max_loras=4,
         max_resident=4,
-        cut_deadline_s=0.5,
+        cut_deadline_s=3.0,
     )

@@ -22,7 +22,7 @@ from workers.sampling.replica_pool import ReplicaPool
 from workers.sampling.router import Router
 
 PROMPT = [72, 101, 108, 108, 111]
-SOON = 10.0
+SOON = 60.0
 """Seconds that a handshake with a warm server may take on a busy machine; measured: 0.4."""
 
 

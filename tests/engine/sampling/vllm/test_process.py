@@ -187,7 +187,8 @@ async def test_one_that_does_not_come_up(tmp_path: Path, mode: str, message: str
     with pytest.raises(EngineFailure, match=message):
         await process.start()
     assert process.died.is_set()
-    if mode == "sick":
+    # On a busy machine its time may end before it has begun to print.
+    if mode == "sick" and "pids" in (tmp_path / "server.log").read_text():
         assert_gone(processes(tmp_path))
 
 

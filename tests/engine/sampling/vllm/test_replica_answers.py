@@ -203,7 +203,7 @@ async def test_a_cut_that_is_not_confirmed(client: Client, scripted: ScriptedSer
         await running.end()
     assert ["generate-tokens-x"] in scripted.aborted
     # And the connection is closed, by which a server aborts as well.
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await scripted.left.wait()
 
 

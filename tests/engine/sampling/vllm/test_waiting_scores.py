@@ -104,10 +104,10 @@ async def test_the_server_scores_no_prompt_that_was_cut_before_it_had_a_place(
 
 async def test_waiting_for_the_forward_is_no_silence_of_the_server(settings: VllmSettings, world: Any) -> None:
     """A neighbour's request, which has come last, is not failed either."""
-    quick = replace(settings, probe_every_s=0.05, longest_silence_s=0.2)
+    quick = replace(settings, probe_every_s=0.05, longest_silence_s=2.0)
     async with slow_client(quick, world) as (client, forward):
         waiting = [client.start(PROMPT, who, GREEDY, scoring=SCORING) for who in (world.cat, world.dog)]
-        done, _ = await asyncio.wait([running.task for running in waiting], timeout=1.0)
+        done, _ = await asyncio.wait([running.task for running in waiting], timeout=3.0)
         assert not done
         forward.may.set()
         for running in waiting:

@@ -6,24 +6,25 @@ from errno import EDQUOT, ENOENT, ENOSPC
 from pathlib import Path
 from uuid import uuid4
 
+from store.folder_files import files_of
+
 _FINAL = {ENOENT, ENOSPC, EDQUOT}
 
 
 def copy_folder(source: Path, target: Path) -> None:
     """Make the new folder ``target`` with the files of ``source``, whole or not at all, and flushed to the disk.
 
-    Its time is that of the copy, so that nobody takes it for an old one. Raises ``OSError``; for a file that goes meanwhile,
-    ``FileNotFoundError``.
+    Its time is that of the copy, so that nobody takes it for an old one. Raises ``OSError``; for a source that cannot be seen,
+    or a file that goes meanwhile, ``FileNotFoundError``.
     """
+    files = files_of(source)
     unfinished = target.with_name(f".{target.name}.{uuid4().hex}")
     try:
-        unfinished.mkdir(parents=True)
-        for path in sorted(source.rglob("*")):
-            made = unfinished / path.relative_to(source)
-            if path.is_dir():
-                made.mkdir()
-            else:
-                _link_or_copy(path, made)
+        unfinished.mkdir()
+        for name, path in files.items():
+            made = unfinished / name
+            made.parent.mkdir(parents=True, exist_ok=True)
+            _link_or_copy(path, made)
         for folder in (*(path for path in unfinished.rglob("*") if path.is_dir()), unfinished):
             _flush(folder)
         unfinished.rename(target)

@@ -3,12 +3,14 @@
 A link carries a secret of its own, because the programs that download send no API key.
 """
 
+import asyncio
 import os
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from email.utils import format_datetime
 from pathlib import Path
+from typing import BinaryIO, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
@@ -22,9 +24,10 @@ from api.public_address import public_address
 from api.route_bounds import Holding, bounded
 from api.security_events import note_access, note_download
 from api.services import ApiServices, Services
-from contracts.errors import NotFound
+from contracts.errors import FilesUnread, NotFound
 from contracts.paths import CheckpointPath, parse_path
 from store.fair_places import ask_for
+from store.folder_files import files_of
 from telemetry.security import SecurityEvent
 from tenants.audit import session_of
 from tenants.audit_actions import Action
@@ -32,6 +35,8 @@ from tenants.downloads import FollowedLink, Link, follow_link, make_link
 from tenants.rights import Principal
 
 router = APIRouter(tags=["downloads"])
+
+T = TypeVar("T")
 
 _CHUNK_BYTES = 2**20
 COMPLETE = "checkpoint_complete"
@@ -63,31 +68,32 @@ async def archive(
 async def file_urls(
     caller: Downloader, services: Services, request: Request, run_id: PathId, segment: PathId, name: PathId
 ) -> FileUrls:
-    """Return a link to each of the checkpoint's files. Raises ``NotFound``."""
+    """Return a link to each of the checkpoint's files. Raises ``NotFound``, ``FilesUnread``."""
     address = public_address(request, services.runtime.settings)
     link = await _link(services, caller, request, _address(run_id, segment, name), purpose="files")
     base = f"{address}/api/v1/downloads/{link.secret}/files"
-    names = _files(services.runtime.data_folder.path(link.directory))
+    names = await _seen(files_of, services.runtime.data_folder.path(link.directory))
     return FileUrls(urls={file: f"{base}/{file}" for file in names}, expires=link.expires_at)
 
 
 @router.get("/downloads/{secret}/archive.tar", response_class=StreamingResponse)
 @bounded(holding=Holding.STREAM)
 async def download_archive(services: Services, request: Request, secret: PathId) -> Response:
-    """Download the files behind a link as a tar, built while it is sent. Raises ``NotFound``."""
+    """Download the files behind a link as a tar, built while it is sent. Raises ``NotFound``, ``FilesUnread``."""
     link, folder, is_ended = await _followed(services, request, secret)
+    files = await _seen(_opened, folder)
     note_download(request, link, "archive.tar")
     headers = {"content-disposition": 'attachment; filename="checkpoint.tar"'}
-    answer = StreamingResponse(_tar(folder), media_type="application/x-tar", headers=headers)
+    answer = StreamingResponse(_tar(files), media_type="application/x-tar", headers=headers)
     return EndableResponse(answer, is_ended)
 
 
 @router.get("/downloads/{secret}/files/{file:path}", response_class=FileResponse)
 @bounded(holding=Holding.STREAM)
 async def download_file(services: Services, request: Request, secret: PathId, file: PathId) -> Response:
-    """Download one of the files behind a link. Raises ``NotFound``."""
+    """Download one of the files behind a link. Raises ``NotFound``, ``FilesUnread``."""
     link, folder, is_ended = await _followed(services, request, secret)
-    found = _files(folder).get(file)
+    found = (await _seen(files_of, folder)).get(file)
     if found is None:
         raise NotFound(f"the checkpoint has no file {file[:100]!r}; external_weights_urls lists its files")
     note_download(request, link, file)
@@ -136,19 +142,26 @@ async def _followed(
     return link, folder, services.ended_keys.of(link.key_id)
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """Return the files by their names below the folder, in order."""
-    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+async def _seen(look: Callable[[Path], T], folder: Path) -> T:
+    """Return what ``look`` finds of a checkpoint's folder, on a thread. Raises ``FilesUnread``.
 
-
-def _tar(folder: Path) -> Iterator[bytes]:
-    """Yield the folder's files as a tar, piece by piece; called on a thread.
-
-    All files are opened first, so that a deletion meanwhile cuts none of them short.
+    The checkpoint is recorded, so its files are there: what cannot be seen is away for a while.
     """
-    opened = [(name, path.open("rb")) for name, path in _files(folder).items()]
     try:
-        for name, file in opened:
+        return await asyncio.to_thread(look, folder)
+    except OSError as error:
+        raise FilesUnread("the checkpoint's files cannot be read now; send the request again later") from error
+
+
+def _opened(folder: Path) -> dict[str, BinaryIO]:
+    """Open the folder's files, all of them, so that a deletion meanwhile cuts none of them short."""
+    return {name: path.open("rb") for name, path in files_of(folder).items()}
+
+
+def _tar(opened: Mapping[str, BinaryIO]) -> Iterator[bytes]:
+    """Yield the files as a tar, piece by piece, and close them; called on a thread."""
+    try:
+        for name, file in opened.items():
             info = tarfile.TarInfo(name)
             info.size, info.mode = os.fstat(file.fileno()).st_size, 0o644
             yield info.tobuf()
@@ -158,5 +171,5 @@ def _tar(folder: Path) -> Iterator[bytes]:
         yield tarfile.TarInfo(COMPLETE).tobuf()
         yield bytes(2 * tarfile.BLOCKSIZE)
     finally:
-        for _, file in opened:
+        for file in opened.values():
             file.close()

@@ -17,10 +17,11 @@ from api.shared_reads import Purpose, note_shared_read, shared_read
 from api.tinker.checkpoints import address_of
 from api.wire.request_model import PlainText, RequestModel
 from api.wire.tinker_requests import SeqId, optimizer_of
-from contracts.errors import InvalidRequest, NotFound, StorageFull, Unavailable, WeftError
+from contracts.errors import FilesUnread, InvalidRequest, NotFound, StorageFull, Unavailable, WeftError
 from contracts.ids import CheckpointId, SessionId
 from contracts.paths import CheckpointPath, Segment, parse_path
 from store.copied_folder import copy_folder
+from store.tables import Checkpoint
 from tenants.audit import session_of
 from tenants.audit_actions import Action
 from tenants.checkpoints import check_ttl, directory_of, new_checkpoint_id
@@ -180,7 +181,7 @@ async def _copied(
         # The copy may be recorded. If it is not, housekeeping removes the folder.
         raise
     except FileNotFoundError as gone:
-        raise NotFound("the checkpoint was deleted meanwhile") from gone
+        raise await _why_unseen(services, source) from gone
     except OSError as error:
         raise Unavailable("the data folder takes no more; send the request again later") from error
     except WeftError:
@@ -190,6 +191,14 @@ async def _copied(
         if is_needless:
             await asyncio.to_thread(folder.remove, target)
     return path, is_new
+
+
+async def _why_unseen(services: ApiServices, source: CopySource) -> WeftError:
+    """Return why files of the source cannot be seen: it was deleted, or its folder is away."""
+    async with services.runtime.database.read() as session:
+        if await session.get(Checkpoint, source.checkpoint) is None:
+            return NotFound("the checkpoint was deleted meanwhile")
+    return FilesUnread("the checkpoint's files cannot be read now; send the request again later")
 
 
 async def _set_public(services: ApiServices, caller: Principal, path: CheckpointPath, *, public: bool) -> None:

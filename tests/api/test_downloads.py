@@ -182,3 +182,21 @@ async def test_a_tenant_has_few_downloads_at_a_time_and_another_tenants_goes_on(
             assert (refused.status_code, "downloads in progress" in refused.text) == (429, True)
         assert (await waiting).status_code == 200
         assert (await _fetched(cats, file)).status_code == 200
+
+
+async def test_files_that_cannot_be_seen_are_no_whole_checkpoint_without_files(cats, dogs) -> None:
+    """The folder is away. Links say so, and lead to all files once it is back; another tenant's work meanwhile."""
+    run, theirs = await cats.run(), await dogs.run()
+    folder = await cats.checkpoint(run, "ck1")
+    await dogs.checkpoint(theirs, "ck1")
+    link = (await cats.http.get(_url(run, "archive"))).headers["location"]
+    other = (await dogs.http.get(_url(theirs, "archive"))).headers["location"]
+    urls = (await cats.http.get(_url(run, "external_weights_urls"))).json()["urls"]
+    away = folder.rename(folder.with_name("away"))
+    for url in (link, *urls.values()):
+        assert (await _fetched(cats, url)).status_code == 503
+    assert (await cats.http.get(_url(run, "external_weights_urls"))).status_code == 503
+    assert (await _fetched(dogs, other)).status_code == 200
+    away.rename(folder)
+    for url in (link, *urls.values()):
+        assert (await _fetched(cats, url)).status_code == 200

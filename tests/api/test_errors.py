@@ -109,7 +109,7 @@ def test_no_final_error_has_a_status_that_the_sdk_retries() -> None:
         elif error in (errors.BodyTooSlow, errors.PollAgain):
             # Nor is a body that did not arrive, nor a poll that was not held.
             assert (error.status, error.retryable) == (408, True)
-        elif error in (errors.Unavailable, errors.LeaseLost, errors.OutcomeConflict):
+        elif error in (*tree(errors.Unavailable), errors.LeaseLost, errors.OutcomeConflict):
             # Nor is an outage.
             assert (error.status, error.retryable) == (503, True)
         elif error is errors.BudgetSpent:

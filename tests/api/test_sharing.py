@@ -119,6 +119,23 @@ async def test_a_publication_that_is_taken_back_while_the_files_are_copied_gives
     assert (await copy(dogs, asked, token=cats.key)).status_code == 200
 
 
+async def test_a_copy_of_files_that_cannot_be_seen_is_none_and_made_once_they_can_be(cats, dogs) -> None:
+    """The source's folder is away. Its owner's other checkpoint is copied meanwhile."""
+    run, other = await cats.run(), await cats.run()
+    folder = await cats.checkpoint(run, "one")
+    await cats.checkpoint(other, "one")
+    for source in (run, other):
+        await publish(cats, source)
+    away = folder.rename(folder.with_name("away"))
+    asked = {"source_path": PATH.format(run)}
+    refused = await copy(dogs, asked, key="k")
+    assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
+    assert (await copy(dogs, {"source_path": PATH.format(other)})).status_code == 200
+    assert len((await dogs.http.get("/checkpoints")).json()["checkpoints"]) == 1
+    away.rename(folder)
+    assert (await copy(dogs, asked, key="k")).status_code == 200
+
+
 async def test_a_key_of_a_project_loads_from_that_project_and_what_is_published_alone(cats, dogs) -> None:
     """The operation of a refused load is failed, and nothing is held for it: its turn looks up no path."""
     async with cats.service.database.write() as transaction:

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from contracts.base_model import read_base_model_facts
-from contracts.errors import EngineFailure, InvalidRequest, Unavailable
+from contracts.errors import EngineFailure, FilesUnread, InvalidRequest
 from engine.model.base import BaseModel
 from engine.sampling.in_process.replica import TorchReplica
 from engine.sampling.replica import AdapterVersion, Draws, PromptScoring
@@ -288,7 +288,7 @@ async def test_a_score_of_an_adapter_whose_folder_is_away_is_tried_again(
             forward.score(world.dog.version, prompt, scoring),
             return_exceptions=True,
         )
-        assert type(ours) is Unavailable
+        assert type(ours) is FilesUnread
         assert not isinstance(theirs, BaseException)
     away.rename(folder.parent)
     for forward in (forwards.here, forwards.there):

@@ -5,7 +5,7 @@ from datetime import datetime
 from uuid import uuid4
 
 import msgspec
-from sqlalchemy import Select, and_, delete, not_, or_, select, update
+from sqlalchemy import Select, and_, case, delete, not_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import NotFound, PayloadTooLarge, SequenceConflict, StorageFull, TooManyOperations, WeftError
@@ -229,18 +229,21 @@ async def cancel_job(transaction: AsyncSession, owner: Owner, job_id: str, now: 
     """
     job = await get_job(transaction, owner, job_id)
     was_cancelled = job.cancelled_at is not None
-    ended = await transaction.scalar(
+    waits = WeightJob.state == JobState.PENDING
+    # One statement: a job that its worker gives back meanwhile is in one of the two states.
+    state = await transaction.scalar(
         update(WeightJob)
-        .where(WeightJob.id == job_id, WeightJob.state == JobState.PENDING)
-        .values(state=JobState.CANCELLED, cancelled_at=now, finished_at=now)
-        .returning(WeightJob.id)
+        .where(WeightJob.id == job_id, or_(waits, WeightJob.state == JobState.RUNNING))
+        .values(
+            state=case((waits, JobState.CANCELLED), else_=WeightJob.state),
+            finished_at=case((waits, now), else_=WeightJob.finished_at),
+            cancelled_at=now,
+        )
+        .returning(WeightJob.state)
         .execution_options(synchronize_session=False)
     )
-    if ended is not None:
+    if state == JobState.CANCELLED:
         await tell_end(transaction, TenantId(job.tenant_id), job_id, JobState.CANCELLED, None, now)
-    await transaction.execute(
-        update(WeightJob).where(WeightJob.id == job_id, WeightJob.state == JobState.RUNNING).values(cancelled_at=now)
-    )
     await transaction.refresh(job)
     return job, job.cancelled_at is not None and not was_cancelled
 

@@ -170,3 +170,34 @@ async def test_a_job_whose_record_waits_for_a_lock_is_kept_and_not_done_again(
     assert (done.state, done.attempts, done.error_code) == (JobState.DONE, 1, None)
     assert sorted(merges.values()) == [1, 1]
     assert await count(shop, Checkpoint) == len(shop.folders()) == 4
+
+
+async def is_waiting(shop: Shop) -> bool:
+    """Tell whether a change of a job waits for another one's transaction."""
+    waits = "wait_event_type = 'Lock' AND query LIKE 'UPDATE weight_jobs%'"
+    asked = f"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND {waits}"
+    async with shop.runtime.database.read() as session:
+        return bool(await session.scalar(text(asked)))
+
+
+async def test_a_job_that_its_worker_gives_back_while_it_is_cancelled_is_cancelled(shop: Shop) -> None:
+    """The cancellation comes while the worker's row is not committed. Another tenant's job stays."""
+    (cats, path), (dogs, other) = await shop.tenant("cats"), await shop.tenant("dogs")
+    mine = await shop.ask(cats, path, NAME)
+    taken = await shop.take()
+    assert taken is not None
+    theirs = await shop.ask(dogs, other, "theirs")
+
+    async def cancel() -> bool:
+        async with shop.runtime.database.write() as transaction:
+            return (await weight_jobs.cancel_job(transaction, cats, mine, shop.now))[1]
+
+    async with shop.runtime.database.write() as giving:
+        await taken_jobs.give_back(giving, taken)
+        cancelling = asyncio.create_task(cancel())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not await is_waiting(shop):
+                pass
+    assert await cancelling
+    assert (await shop.job(cats, mine)).state == JobState.CANCELLED
+    assert (await shop.job(dogs, theirs)).state == JobState.PENDING

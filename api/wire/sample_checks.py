@@ -7,8 +7,9 @@ import numpy as np
 from api.wire.token_ids import check_token_ids
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
-from contracts.operations import MAX_TEMPERATURE, SampleRequest, SamplingParams
+from contracts.operations import SampleRequest, SamplingParams
 from contracts.prompt_cells import NO_TOKEN
+from contracts.temperatures import TEMPERATURES, is_drawn_with
 from store.settings import Settings
 
 MAX_STOPS = 64
@@ -91,8 +92,8 @@ def _check_params(params: SamplingParams, facts: BaseModelFacts, names: FieldNam
     def name(field: str) -> str:
         return names.get(field, field)
 
-    if not 0 <= params.temperature <= MAX_TEMPERATURE:
-        raise InvalidRequest(f"{name('temperature')} must be a number from 0 (greedy) to {MAX_TEMPERATURE:g}")
+    if not is_drawn_with(params.temperature):
+        raise InvalidRequest(f"{name('temperature')} must be {TEMPERATURES}")
     if not 0 < params.top_p <= 1:
         raise InvalidRequest(f"{name('top_p')} must be above 0 and at most 1; got {params.top_p}")
     if not -1 <= params.top_k <= MAX_TOP_K:

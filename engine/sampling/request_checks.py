@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
-from contracts.operations import MAX_TEMPERATURE
+from contracts.temperatures import TEMPERATURES, is_drawn_with
 from engine.sampling.replica import GenerateRequest, PromptScoring
 
 
@@ -51,7 +51,7 @@ def check_prompt(prompt: NDArray[np.int64], max_tokens: int, facts: BaseModelFac
 
 def check_choice(temperature: float, top_p: float) -> None:
     """Raise ``InvalidRequest`` for a ``temperature`` or ``top_p`` out of range."""
-    if not 0 <= temperature <= MAX_TEMPERATURE:
-        raise InvalidRequest(f"temperature must be a number from 0 (greedy) to {MAX_TEMPERATURE:g}")
+    if not is_drawn_with(temperature):
+        raise InvalidRequest(f"temperature must be {TEMPERATURES}")
     if not 0 < top_p <= 1:
         raise InvalidRequest("top_p must be over 0 and at most 1")

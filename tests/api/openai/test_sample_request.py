@@ -89,6 +89,7 @@ def test_stop_strings_come_beside_the_models_own_end() -> None:
     ("asked", "prompt", "text"),
     [
         (completion(temperature=-1), PROMPT, "temperature must"),
+        (completion(temperature=0.001), PROMPT, "temperature must be 0 (greedy), or a number from 0.01 to 2"),
         (completion(top_p=0), PROMPT, "top_p must"),
         (completion(seed=2**64), PROMPT, "seed must"),
         (completion(stop=[""]), PROMPT, "stop has"),

@@ -98,11 +98,16 @@ def completion_logprobs(
     }
 
 
-def prompt_logprobs(generation: Generation, prompt: Sequence[int], output: SampleOutput) -> dict[str, Any]:
-    """Return the ``logprobs`` of an echoed prompt. Its first token has none: null."""
+def prompt_logprobs(
+    generation: Generation, prompt: Sequence[int], output: SampleOutput, shown: str | None = None
+) -> dict[str, Any]:
+    """Return the ``logprobs`` of an echoed prompt, of which ``shown`` is told. Its first token has none: null."""
     scores = [] if output.prompt_logprobs is None else output.prompt_logprobs.tolist()
     known = [None if math.isnan(score) else score for score in scores]
     told = completion_logprobs(generation, prompt, known, topk=output.topk_prompt_logprobs)
+    # What the tokenizer puts first is not in the text that was sent.
+    hidden = 0 if shown is None else max(0, len(generation.decode(list(prompt))) - len(shown))
+    told["text_offset"] = [max(0, offset - hidden) for offset in told["text_offset"]]
     if told["top_logprobs"]:
         told["top_logprobs"][0] = None
     return told

@@ -103,18 +103,25 @@ def _choice(made: Generation, place: int, sequence: SampledSequence, output: Sam
     echo = isinstance(made.asked, CompletionRequest) and made.asked.echo
     if isinstance(made.asked, CompletionRequest) and made.asked.only_echoes:
         tokens, logprobs = [], []
-    prompt = made.prompts[place // made.asked.n] if echo else []
-    before = made.decode(prompt)
+    number = place // made.asked.n
+    prompt = made.prompts[number] if echo else []
+    before = _before(made, number) if echo else ""
     told = None
     if made.asked.wants_logprobs:
         told = completion_logprobs(made, tokens, logprobs, offset=len(before), topk=sequence.topk_logprobs)
         if echo:
-            told = _joined(prompt_logprobs(made, prompt, output), told)
+            told = _joined(prompt_logprobs(made, prompt, output, before), told)
     return {
         "text": before + whole_text(made, tokens).text,
         "logprobs": told,
         "finish_reason": sequence.stop_reason,
     }
+
+
+def _before(made: Generation, number: int) -> str:
+    """Return a prompt's text: as it was sent, without what the tokenizer puts first, or that of the tokens that were sent."""
+    sent = _prompts(made.asked.prompt)[number] if isinstance(made.asked, CompletionRequest) else ""
+    return sent if isinstance(sent, str) else made.decode(made.prompts[number])
 
 
 def _joined(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

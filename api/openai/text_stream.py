@@ -28,7 +28,21 @@ class TextStream:
 
     def push(self, tokens: Sequence[int]) -> str:
         """Return the text that is safe to send; hold back a possible stop string or an unfinished character."""
-        self._tokens += [token for token in tokens if token not in self._special_ids]
+        said = ""
+        for token in tokens:
+            if token not in self._special_ids:
+                self._tokens.append(token)
+            elif self._held or self._new < len(self._tokens):
+                said += self._push() + self._seal()
+        return said + self._push()
+
+    def _seal(self) -> str:
+        """Return all text so far: a special token follows, and the sampler finds no stop string across one."""
+        before = self._decode(self._tokens[self._context : self._new])
+        self._settle(self._decode(self._tokens[self._context :])[len(before) :], len(self._tokens))
+        return self._release(keep=0)
+
+    def _push(self) -> str:
         before = self._decode(self._tokens[self._context : self._new])
         window = self._decode(self._tokens[self._context :])
         if not window.endswith(_UNFINISHED_CHARACTER):

@@ -32,7 +32,7 @@ def read_vocabulary(path: Path) -> BaseVocabulary:
         encode=texts.encode,
         chat=texts.chat if tokenizer.chat_template else None,
         takes_tools=_takes_tools(tokenizer),
-        special_ids=frozenset(tokenizer.all_special_ids),
+        special_ids=_special_ids(tokenizer) | ends,
         end_of_text_ids=frozenset() if tokenizer.eos_token_id is None else frozenset({int(tokenizer.eos_token_id)}),
         longest_token=max(map(len, tokenizer.get_vocab())),
     )
@@ -65,6 +65,12 @@ def _tokenizer(path: Path) -> "PreTrainedTokenizerBase | None":
         return None
     # A folder without tokenizer files can give an empty tokenizer, with which no stop string would ever match.
     return tokenizer if len(tokenizer) > len(tokenizer.all_special_ids) else None
+
+
+def _special_ids(tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
+    """Return the ids of special tokens, those that have no role of a name in the tokenizer included, as ends of turns."""
+    added = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return frozenset(added.union(tokenizer.all_special_ids))
 
 
 def _takes_tools(tokenizer: "PreTrainedTokenizerBase") -> bool:

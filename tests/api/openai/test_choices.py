@@ -43,3 +43,13 @@ def test_an_echoed_prompts_first_token_has_no_logprob() -> None:
     told = prompt_logprobs(GENERATION, TOKENS, output)
     assert (told["token_logprobs"], told["text_offset"]) == ([None, -0.25], [0, 1])
     assert orjson.loads(orjson.dumps(told["top_logprobs"])) == [None, {"a": -0.25}]
+
+
+def test_an_echoed_prompts_offsets_are_those_of_the_text_that_was_sent() -> None:
+    """The tokenizer has put a token first, whose text is not in it."""
+    generation = cast(
+        "Generation", SimpleNamespace(decode=lambda tokens: "".join(("<s>", "ab", "c")[one] for one in tokens))
+    )
+    output = SampleOutput([], prompt_logprobs=np.array([np.nan, -0.25, -0.5]))
+    assert prompt_logprobs(generation, [0, 1, 2], output, "abc")["text_offset"] == [0, 0, 2]
+    assert prompt_logprobs(generation, [0, 1, 2], output, "<s>abc")["text_offset"] == [0, 3, 5]

@@ -60,6 +60,14 @@ def test_special_tokens_are_left_out_and_broken_characters_shown_at_the_end() ->
     assert stream.end() == "\ufffd"
 
 
+@pytest.mark.parametrize("cuts", [[], [1, 2, 3, 4]])
+def test_a_stop_string_across_a_special_token_is_none(cuts: list[int]) -> None:
+    """The sampler reads the special token's text between, goes on, and what follows is said."""
+    assert said([*b"xa", END, *b"bcab", *b"d"], ["ab"], cuts)[0] == "xabc"
+    assert said([*b"xa", END, *b"bc"], ["ab"], cuts)[0] == "xabc"
+    assert said([*b"xab", END, *b"bc"], ["ab"], cuts)[0] == "x"
+
+
 @given(st.lists(st.sampled_from(list("aé€😀".encode())), max_size=80), st.lists(st.integers(0, 99), max_size=12))
 def test_broken_text_is_said_as_it_is_however_it_is_cut(tokens: list[int], cuts: list[int]) -> None:
     assert said(tokens, [], cuts)[0] == decode(tokens)

@@ -96,6 +96,15 @@ class TestVocabulary:
         (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.5}))
         assert read_vocabulary(folder).end_of_sequence_ids == {256}
 
+    def test_ends_and_special_tokens_without_a_name_are_no_text(self, folder: Path) -> None:
+        """As the ends of a turn of Llama 3.1 and Gemma 3, which the tokenizer names nowhere."""
+        file = folder / "tokenizer_config.json"
+        settings = json.loads(file.read_text())
+        unnamed = {name: value for name, value in settings.items() if name != "extra_special_tokens"}
+        file.write_text(json.dumps({**unnamed, "additional_special_tokens": []}))
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [256, 319]}))
+        assert read_vocabulary(folder).special_ids >= {256, 257, 258, 319}
+
     def test_no_tokenizer(self, folder: Path) -> None:
         for file in folder.glob("*token*"):
             file.unlink()

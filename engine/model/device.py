@@ -18,6 +18,15 @@ _TOLERANCE = 1e-2
 asked for; a sick device is far off, or fails."""
 
 
+_LACKS = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""Texts of errors of a lack of memory, after which the device works."""
+
+
 class DeviceFailed(ProcessMustEnd):
     """The device fails or hangs."""
 
@@ -31,6 +40,8 @@ def device_errors() -> Iterator[None]:
     try:
         yield
     except torch.AcceleratorError as error:
+        if is_lack_of_memory(error):
+            raise
         raise DeviceFailed(f"the accelerator failed: {_first_line(error)}") from error
 
 
@@ -38,8 +49,8 @@ def is_lack_of_memory(error: BaseException | None) -> bool:
     """Tell whether the error is that of an allocation for which the device, or the host, has no memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    # torch has no error class of its own for the host's memory.
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+    # Where the driver or cuBLAS allocates for itself, or the host does, torch has no error class of its own.
+    return isinstance(error, RuntimeError) and any(told in str(error) for told in _LACKS)
 
 
 class SelfTest:

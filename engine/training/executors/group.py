@@ -85,7 +85,7 @@ class TrainerGroup:
         place = torch.device(device)
         if place.type == "cuda":
             place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-            torch.cuda.set_device(place)
+            _use(place)
         _keep_to_loopback()
         with _raising_group_lost():
             dist.init_process_group(
@@ -261,6 +261,7 @@ class TrainerGroup:
         """Guard a step that all ranks take together. A step left half done loses the group: its ranks no longer match."""
         if not self._in_step:
             raise GroupLost("the ranks of the group have lost each other")
+        _use(self.device)
         self._in_step = False
         with _raising_group_lost():
             yield
@@ -274,6 +275,15 @@ def _raising_group_lost() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise GroupLost(str(error)) from error
+
+
+def _use(device: torch.device) -> None:
+    """Have this thread use the rank's GPU: CUDA's device is each thread's own, and a new thread has the first one.
+
+    Weights are sharded to the current device, and gathered on its streams.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def _keep_to_loopback() -> None:

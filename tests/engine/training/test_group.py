@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from datetime import timedelta
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from torch.distributed import TCPStore
 from transformers import AutoModelForCausalLM, MptConfig, OPTConfig, PretrainedConfig, Qwen2Config
 
 from engine.model.base import BaseModel
+from engine.training.executors.group import TrainerGroup
 from engine.training.trainer import Trainer
 from tests.conftest import ROOT
 from tests.engine.training.group_rank import SCENARIOS, TIMEOUT_SECONDS, TOKENS, Found, failing, other_facts, run_rank
@@ -216,3 +219,21 @@ def wait_for_file(path: Path, group: Ranks) -> None:
         group.processes[0].join(0.05)
         assert group.processes[0].is_alive(), group.log(0)
         assert monotonic() < ends_at, group.log(0)
+
+
+def test_every_thread_that_takes_a_step_uses_the_ranks_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread has CUDA's first GPU until it chooses another, and steps are taken on whichever thread is free."""
+    used: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    group: Any = object.__new__(TrainerGroup)
+    group.device, group._in_step = torch.device("cuda", 3), True
+
+    def step() -> None:
+        with group._step():
+            pass
+
+    for _ in range(2):
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()
+    assert used == [torch.device("cuda", 3)] * 2

@@ -25,6 +25,8 @@ _ERRORS: dict[str, Callable[[], Exception]] = {
         "alloc_cpu.cpp:119 DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"
     ),
     "python": MemoryError,
+    "driver": lambda: torch.AcceleratorError("CUDA error: out of memory"),
+    "cuBLAS": lambda: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from contracts.adapted_heads import ADAPTED_HEADS
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from store.settings import Settings
@@ -21,8 +22,15 @@ def sampled_facts(settings: Settings, facts: BaseModelFacts) -> BaseModelFacts:
     return replace(facts, context_length=min(facts.context_length, settings.vllm_context_length))
 
 
-def check_can_be_sampled(settings: Settings, base_model: str, *, rank: int, trains_head: bool) -> None:
+def takes_head(settings: Settings, facts: BaseModelFacts) -> bool:
+    """Return whether vLLM servers of the base model take adapters that change the output head."""
+    asked = settings.vllm_head_adapters
+    return facts.architecture in ADAPTED_HEADS if asked is None else asked
+
+
+def check_can_be_sampled(settings: Settings, facts: BaseModelFacts, *, rank: int, trains_head: bool) -> None:
     """Raise ``InvalidRequest`` if the samplers of the base model take no adapter of this rank, or none with a head."""
+    base_model = facts.name
     if not samples_on_vllm(settings, base_model):
         return
     if rank > settings.max_rank:
@@ -30,8 +38,9 @@ def check_can_be_sampled(settings: Settings, base_model: str, *, rank: int, trai
             f"the adapter's rank is {rank}, and the samplers of {base_model} take up to {settings.max_rank}: train one of a "
             "lower rank, or ask the operator to raise WEFT_MAX_RANK"
         )
-    if trains_head and not settings.vllm_head_adapters:
+    if trains_head and not takes_head(settings, facts):
+        way = ", or ask the operator to set WEFT_VLLM_HEAD_ADAPTERS" if facts.architecture in ADAPTED_HEADS else ""
         raise InvalidRequest(
             f"the adapter changes the output head, and the samplers of {base_model} take none that does: train with "
-            "train_unembed=False, or ask the operator to set WEFT_VLLM_HEAD_ADAPTERS"
+            f"train_unembed=False{way}"
         )

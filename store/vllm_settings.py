@@ -75,11 +75,12 @@ class VllmSettings(BaseSettings):
         "alone. A smaller number makes other samples wait less behind long prompts. Tenants take turns. Meant for "
         "servers that do not split prompts, as on a CPU. Default: no limit.",
     )
-    vllm_head_adapters: bool = Field(
-        default=True,
+    vllm_head_adapters: bool | None = Field(
+        default=None,
         description="Accept adapters that change the output head (`train_unembed`). vLLM cannot score prompts beside "
         "such adapters, so the trainer's forward scores them: in `weft serve` on the base in memory, in a pool on a base that "
-        "a process of its own loads on the CPU. Off: the servers score prompts themselves.",
+        "a process of its own loads on the CPU. Off: the servers score prompts themselves. Default: on for architectures "
+        "of which vLLM takes them, as Llama, Qwen3, Mixtral and Phi-3; off for others, as Qwen2, Mistral, Gemma and GPT-OSS.",
     )
     vllm_tune_cpu: bool = Field(
         default=True,

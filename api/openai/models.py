@@ -49,9 +49,9 @@ class NamedModel:
 
 def _sampled(services: ApiServices, run: Run) -> str:
     """Return the run's base model. Raises ``UnknownBaseModel``, and ``InvalidRequest`` if no sampler takes its adapter."""
-    name = services.base(run.base_model).name
-    check_can_be_sampled(services.runtime.settings, name, rank=run.rank, trains_head=run.train_unembed)
-    return name
+    facts = services.base(run.base_model)
+    check_can_be_sampled(services.runtime.settings, facts, rank=run.rank, trains_head=run.train_unembed)
+    return facts.name
 
 
 async def named_model(services: ApiServices, caller: Principal, name: str) -> NamedModel:

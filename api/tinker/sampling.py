@@ -112,11 +112,12 @@ async def _new_sampler(services: ApiServices, caller: Principal, body: CreateSam
         raise InvalidRequest(
             f"base_model is {body.base_model[:300]!r}, but model_path was trained on {run.base_model!r}; leave base_model out"
         )
-    check_can_be_sampled(services.runtime.settings, run.base_model, rank=run.rank, trains_head=run.train_unembed)
+    facts = services.base(run.base_model)
+    check_can_be_sampled(services.runtime.settings, facts, rank=run.rank, trains_head=run.train_unembed)
     return NewSampler(
         session_id=session_id,
         sampling_session_seq_id=body.sampling_session_seq_id,
-        base_model=services.base(run.base_model).name,
+        base_model=facts.name,
         model_path=str(path),
         checkpoint_id=CheckpointId(checkpoint.id),
     )

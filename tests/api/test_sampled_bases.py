@@ -1,5 +1,7 @@
 """Samples that no sampler can serve are refused when the sampler is made, or the sample sent, with what to change."""
 
+from dataclasses import replace
+
 import pytest
 
 from contracts.paths import Segment
@@ -35,7 +37,18 @@ async def test_an_adapter_with_a_head_gets_no_sampler_where_none_takes_it(cats, 
     status, refused = await make_sampler(cats, **await of_run(cats))
     assert (status, refused["code"]) == (400, "invalid_request")
     assert "train_unembed=False" in refused["detail"]
-    assert "WEFT_VLLM_HEAD_ADAPTERS" in refused["detail"]
+    assert (await make_sampler(dogs, base_model=BASE))[0] == 200
+
+
+@on_vllm()
+@pytest.mark.parametrize(("architecture", "status"), [("Qwen3ForCausalLM", 200), ("Qwen2ForCausalLM", 400)])
+async def test_by_default_a_head_is_taken_where_vllm_takes_one(cats, dogs, architecture: str, status: int) -> None:
+    """What the operator cannot change is not asked of the operator. Another tenant samples the bare base."""
+    bases = cats.service.services.bases
+    bases[BASE] = replace(bases[BASE], architecture=architecture)
+    found, told = await make_sampler(cats, **await of_run(cats))
+    assert found == status
+    assert status == 200 or told["detail"].endswith("train with train_unembed=False")
     assert (await make_sampler(dogs, base_model=BASE))[0] == 200
 
 

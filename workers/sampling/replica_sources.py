@@ -22,6 +22,7 @@ from engine.sampling.vllm.server_memory import MemoryNeed, ServerMemory, gpus_ea
 from engine.sampling.vllm.settings import VllmSettings
 from engine.sampling.vllm.target_modules import modules_beside_experts
 from store.data_folder import DataFolder
+from store.sampled_bases import takes_head
 from store.settings import Settings
 
 RESIDENT_PER_SLOT = 8
@@ -214,7 +215,7 @@ def _vllm_settings(
         # The places of a server that somebody else runs are unknown.
         spare_places=0 if url else _OWN_SPARE_PLACES,
         api_key=settings.vllm_api_key,
-        head_adapters=settings.vllm_head_adapters,
+        head_adapters=takes_head(settings, facts),
         max_logprobs=_most_logprobs(settings),
         max_streams=settings.vllm_sequences,
         prompt_tokens=settings.vllm_prompt_tokens,
@@ -249,7 +250,7 @@ def _process_settings(
         max_loras=settings.vllm_max_loras,
         max_cpu_loras=resident + _BESIDE_RESIDENT,
         target_modules=modules,
-        head_adapters=settings.vllm_head_adapters,
+        head_adapters=takes_head(settings, facts),
         max_logprobs=_most_logprobs(settings),
         dtype=dtype,
         need=need,

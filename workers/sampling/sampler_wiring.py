@@ -10,7 +10,7 @@ from contracts.vocabulary import BaseVocabulary
 from engine.sampling.handshake import Handshake
 from engine.sampling.trainer_forward import TrainerForward
 from ledger.runtime import Runtime
-from store.sampled_bases import sampled_facts
+from store.sampled_bases import sampled_facts, takes_head
 from store.tables import ProcessKind
 from tenants.checkpoints import directory_of
 from tenants.replica_directives import StandingDirective, standing_directives
@@ -95,16 +95,17 @@ def _handshake(
     runtime: Runtime, facts: BaseModelFacts, sources: Sequence[ReplicaSource], forward: TrainerForward
 ) -> Handshake:
     settings = runtime.settings
+    heads = takes_head(settings, facts)
     on_vllm = any(isinstance(source, ExternalVllm | ManagedVllm) for source in sources)
     return Handshake(
         forward,
         runtime.data_folder.path("handshakes"),
         vocabulary_size=facts.vocabulary_size,
         max_rank=settings.max_rank,
-        with_head=settings.vllm_head_adapters or not on_vllm,
+        with_head=heads or not on_vllm,
         tolerance=settings.sampler_tolerance,
         # Servers with adapted heads have their prompts scored by this same forward.
-        scores=not (settings.vllm_head_adapters and on_vllm),
+        scores=not (heads and on_vllm),
     )
 
 

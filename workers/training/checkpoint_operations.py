@@ -224,7 +224,8 @@ class CheckpointOperations:
         """Raise ``InvalidRequest`` before any file is written, if no sampler takes the run's adapter."""
         async with self._database.read() as session:
             run = await get_run(session, operation.tenant, operation.lane)
-        check_can_be_sampled(self._settings, run.base_model, rank=run.rank, trains_head=run.train_unembed)
+        facts = self._engine.trainer.base.facts
+        check_can_be_sampled(self._settings, facts, rank=run.rank, trains_head=run.train_unembed)
 
     async def _check_room(self, operation: ReadyOperation, *, coming: int) -> None:
         """Raise ``StorageFull`` before any file is written, if it is clear already."""

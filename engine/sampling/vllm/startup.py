@@ -2,6 +2,7 @@
 
 import re
 
+from contracts.adapted_heads import ADAPTED_HEADS
 from contracts.errors import EngineFailure, InvalidRequest
 from engine.sampling.vllm.adapters import MODELS
 from engine.sampling.vllm.http import VllmHttp
@@ -108,7 +109,10 @@ def _check_adapters(limits: LoraLimits, settings: VllmSettings) -> None:
     resident = settings.max_resident + settings.spare_places
     if kept < resident + 1:
         raise _mismatch(settings, "max CPU LoRAs", kept, f"{resident} resident and the zero adapter")
-    takes_head = limits.target_modules is None or _HEAD in limits.target_modules
+    # A class without an adapted head has none, whatever modules the server names.
+    takes_head = settings.base.architecture in ADAPTED_HEADS and (
+        limits.target_modules is None or _HEAD in limits.target_modules
+    )
     if takes_head and not settings.head_adapters:
         # Scoring a prompt in one batch with other requests would kill the engine.
         raise _mismatch(settings, "LoRA target modules", limits.target_modules or "all", f"modules without {_HEAD}")

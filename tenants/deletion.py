@@ -158,15 +158,16 @@ async def end_tenant(transaction: AsyncSession, tenant: TenantId, now: datetime,
     of_sessions = update(Session).where(Session.tenant_id == tenant, Session.ended_at.is_(None))
     kept = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > now)
     some = select(Checkpoint.id).where(Checkpoint.tenant_id == tenant, kept).limit(most)
-    webhooks = await delete_webhooks(transaction, tenant)
     changed = await _changed(
         transaction,
         of_keys.values(revoked_at=now),
         of_sessions.values(ended_at=now, end_reason=END_REASON),
         update(Checkpoint).where(Checkpoint.id.in_(some)).values(expires_at=now),
     )
-    # Last: whoever records what a job made locks checkpoints before the job, too.
-    return webhooks + changed + await drop_jobs(transaction, tenant, now, most=most)
+    # After those: whoever records what a job made locks checkpoints before the job, too.
+    changed += await drop_jobs(transaction, tenant, now, most=most)
+    # Last: whoever tells of a session or a job has locked it before the webhooks.
+    return changed + await delete_webhooks(transaction, tenant)
 
 
 async def has_remains(session: AsyncSession, tenant: TenantId, now: datetime) -> bool:

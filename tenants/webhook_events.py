@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, Row, delete, func, select, update
+from sqlalchemy import ColumnElement, Row, Select, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -50,10 +50,7 @@ async def tell(transaction: AsyncSession, events: Collection[TenantEvent], now: 
     tenants = {event.tenant for event in events}
     if not tenants:
         return
-    found = select(Webhook.id, Webhook.tenant_id, Webhook.events).where(
-        Webhook.tenant_id.in_(tenants), Webhook.disabled_at.is_(None)
-    )
-    webhooks = (await transaction.execute(found)).all()
+    webhooks = (await transaction.execute(_held(Webhook.tenant_id.in_(tenants)))).all()
     if not webhooks:
         return
     waiting = await waiting_by_webhook(transaction, [webhook.id for webhook in webhooks])
@@ -70,6 +67,16 @@ async def tell(transaction: AsyncSession, events: Collection[TenantEvent], now: 
     for webhook_id, number in sorted(missed.items()):
         counted = update(Webhook).where(Webhook.id == webhook_id).values(missed=Webhook.missed + number)
         await transaction.execute(counted.execution_options(synchronize_session=False))
+
+
+def _held(which: ColumnElement[bool]) -> Select[int, str, list[str]]:
+    """Return a query for the webhooks that are on, in order of ids. Nobody deletes one of them before the transaction ends.
+
+    An event for a deleted webhook would fail the whole transaction, and with it what it does for other tenants.
+    """
+    found = select(Webhook.id, Webhook.tenant_id, Webhook.events).where(which, Webhook.disabled_at.is_(None))
+    # The lock that an event's insert takes: one at a time with a deletion, and beside deliveries and other tellers.
+    return found.order_by(Webhook.id).with_for_update(read=True, key_share=True)
 
 
 async def tell_failed_run(
@@ -117,10 +124,7 @@ async def tell_expiries(transaction: AsyncSession, now: datetime, *, after: int,
 
     Return how many, and the webhook behind which to go on; None: no other is left.
     """
-    wanted = select(Webhook.id, Webhook.tenant_id, Webhook.events).where(
-        Webhook.id > after, Webhook.disabled_at.is_(None)
-    )
-    webhook = (await transaction.execute(wanted.order_by(Webhook.id).limit(1))).one_or_none()
+    webhook = (await transaction.execute(_held(Webhook.id > after).limit(1))).one_or_none()
     if webhook is None:
         return 0, None
     room = MOST_WAITING - (await waiting_by_webhook(transaction, [webhook.id]))[webhook.id]

@@ -211,7 +211,9 @@ async def delete_webhook(transaction: AsyncSession, tenant: TenantId, name: str)
 
 async def delete_webhooks(transaction: AsyncSession, tenant: TenantId) -> int:
     """Delete all of the tenant's webhooks with their events; return how many there were."""
-    found = list(await transaction.scalars(select(Webhook.id).where(Webhook.tenant_id == tenant).with_for_update()))
+    # In the order in which whoever tells an event locks them.
+    held = select(Webhook.id).where(Webhook.tenant_id == tenant).order_by(Webhook.id).with_for_update()
+    found = list(await transaction.scalars(held))
     await transaction.execute(delete(WebhookEvent).where(WebhookEvent.webhook_id.in_(found)))
     await transaction.execute(delete(Webhook).where(Webhook.id.in_(found)))
     return len(found)

@@ -135,7 +135,7 @@ async def send_test(
     """
     async with admin.runtime.database.write() as transaction:
         tenant = await _tenant(transaction, tenant_id)
-        found = await webhooks.get_webhook(transaction, tenant, name)
+        found = await webhooks.get_webhook(transaction, tenant, name, for_change=True)
         repeat = webhooks.repeat_of(f"operator {caller.name}", idempotency_key)
         sent = await webhooks.send_test(transaction, found, admin.runtime.clock(), repeat)
         if not sent.is_repeat:

@@ -146,7 +146,7 @@ async def send_test_event(
     """
     _check_whole(caller)
     async with services.runtime.database.write() as transaction:
-        found = await webhooks.get_webhook(transaction, caller.tenant, name)
+        found = await webhooks.get_webhook(transaction, caller.tenant, name, for_change=True)
         repeat = webhooks.repeat_of(f"key {caller.key_id}", idempotency_key)
         sent = await webhooks.send_test(transaction, found, services.runtime.clock(), repeat)
         if not sent.is_repeat:

@@ -1,0 +1,91 @@
+"""Webhooks that are deleted while events are told: whoever comes second finds none, and nobody else's work is lost."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import select, text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from store.tables import Session
+from tenants import sessions
+from tenants.deletion import end_tenant
+from tenants.webhooks import delete_webhook
+from tests.workers.housekeeping.conftest import House
+from tests.workers.housekeeping.test_webhooks import events_of, webhook
+from workers.housekeeping.schedule import StepName
+
+_WAITING = text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+
+
+async def hold_on(transaction: AsyncSession, house: House) -> None:
+    """Wait, in the middle of a transaction, until another one waits for it. SQLite has one at a time anyway."""
+    if house.database.has_one_service:
+        return
+    await transaction.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
+    async with asyncio.timeout(60):
+        while True:
+            async with house.database.read() as session:
+                if await session.scalar(_WAITING):
+                    return
+            await asyncio.sleep(0.01)
+
+
+async def sweep(house: House, step: StepName) -> None:
+    (outcome,) = (await house.keeping.sweep([step], until_done=True)).values()
+    if isinstance(outcome, BaseException):
+        raise outcome
+
+
+@pytest.mark.parametrize(
+    ("step", "kind"), [(StepName.END_SESSIONS, "session.lost"), (StepName.TELL_EXPIRIES, "checkpoint.expiring")]
+)
+async def test_a_webhook_that_is_deleted_meanwhile_takes_no_other_tenants_work_along(
+    either_house: House, step: StepName, kind: str
+) -> None:
+    """Sessions of two tenants end in one transaction, and notices of both are written in one step."""
+    house = either_house
+    (cats, mine, run), (dogs, theirs, beside) = await house.run("cats"), await house.run("dogs")
+    for owner, one in ((cats, run), (dogs, beside)):
+        await house.checkpoint(owner, one, "soon", ttl=86400)
+    gone, kept = [await webhook(house, owner, "https://example.com/", kind) for owner in (cats, dogs)]
+    await house.pass_time(house.runtime.settings.session_timeout + timedelta(minutes=1))
+    async with house.database.write() as transaction:
+        assert await delete_webhook(transaction, cats, gone.name)
+        telling = asyncio.create_task(sweep(house, step))
+        await hold_on(transaction, house)
+    await telling
+    assert [one.type for one in await events_of(house, kept)] == [kind]
+    assert await events_of(house, gone) == []
+    async with house.database.read() as session:
+        ended = set(await session.scalars(select(Session.id).where(Session.ended_at.is_not(None))))
+    assert ended == ({mine, theirs} if step is StepName.END_SESSIONS else set())
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_a_tenants_removal_beside_the_end_of_its_sessions_is_no_deadlock(
+    either_house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The removal begins when the other transaction has ended the sessions of both tenants, and is about to tell of them."""
+    house = either_house
+    (cats, _, _), (dogs, _, _) = await house.run("cats"), await house.run("dogs")
+    _, kept = [await webhook(house, owner, "https://example.com/") for owner in (cats, dogs)]
+    await house.pass_time(house.runtime.settings.session_timeout + timedelta(minutes=1))
+    removing: list[asyncio.Task[int]] = []
+    tell = sessions.tell
+
+    async def remove() -> int:
+        async with house.database.write() as transaction:
+            return await end_tenant(transaction, cats, house.now, most=10)
+
+    async def tell_later(transaction: AsyncSession, *rest: Any) -> None:
+        removing.append(asyncio.create_task(remove()))
+        await hold_on(transaction, house)
+        await tell(transaction, *rest)
+
+    monkeypatch.setattr(sessions, "tell", tell_later)
+    await sweep(house, StepName.END_SESSIONS)
+    # Its webhook.
+    assert [await one for one in removing] == [1]
+    assert [one.type for one in await events_of(house, kept)] == ["session.lost"]

@@ -135,6 +135,11 @@ _NAMED = select(Project.id, Project.limits).where(
     Project.tenant_id == bindparam("tenant"),
     (Project.id == bindparam("project", unique=False)) | (Project.name == bindparam("project", unique=False)),
 )
+_AMONG = (
+    select(*_COLUMNS)
+    .where(Project.tenant_id == bindparam("tenant"), Project.id.in_(bindparam("projects", expanding=True)))
+    .order_by(Project.id)
+)
 _OF_TENANT = select(*_COLUMNS).where(*_HAS_LIMITS).order_by(Project.id)
 
 
@@ -191,6 +196,12 @@ async def named_limits(
     """Return the id and the own limits of the tenant's project of that id or name, None for none and for the default one."""
     row = (await session.execute(_NAMED, {"project": project, "tenant": tenant})).first()
     return None if row is None else (row.id, row.limits)
+
+
+async def uses_of_projects(session: AsyncSession, tenant: TenantId, projects: Collection[str]) -> list[ProjectUse]:
+    """Return those of the projects that are the tenant's, the default one left out, in order of ids. Nothing is counted."""
+    rows = await session.execute(_AMONG, {"tenant": tenant, "projects": few_lengths(sorted(projects))})
+    return [ProjectUse(row.id, row.name, row.limits or {}, {}) for row in rows]
 
 
 async def spent_and_limits(

@@ -240,6 +240,36 @@ async def test_a_projects_rate_counts_what_names_it_and_what_its_keys_send(
     await asyncio.gather(inside.http.aclose(), beside.http.aclose())
 
 
+async def test_a_key_of_projects_evades_their_rates_by_no_name_that_a_request_gives(
+    service: Service, cats: Tenant, dogs: Tenant, minute: Minute
+) -> None:
+    """Routes that read no ``project_id`` answer whatever it is; a list of runs refuses a project that the key does not reach."""
+    async with service.database.write() as transaction:
+        tight, loose, free = [
+            (await create_project(transaction, cats.id, name, service.clock)).id for name in ("tight", "loose", "free")
+        ]
+        for project, rate in ((tight, 2), (loose, 4)):
+            await set_project_limits(transaction, cats.id, project, {"requests_per_minute": rate}, service.clock)
+    (_, of_one), (_, of_two), (_, of_three) = [
+        await key_of(cats, projects=frozenset(reached)) for reached in ({tight}, {tight, loose}, {tight, loose, free})
+    ]
+
+    async def answers(tenant: Tenant, *names: str) -> list[int]:
+        asked = [{"project_id": name} if name else {} for name in names]
+        url = f"{service.url}/api/weft/v1/projects"
+        return [(await tenant.http.get(url, params=one)).status_code for one in asked]
+
+    assert await answers(of_one, cats.id, "no-project", loose, "default", "a\0", "") == [200] * 2 + [429] * 4
+    assert (await runs(of_one, project_id=free)).status_code == 429
+    # A key of two projects has the rates of both, and another of its tenant, or a neighbour, is none the worse.
+    assert await answers(of_two, tight, "tight") == [429] * 2
+    assert await answers(of_two, free, cats.id, "", "loose", loose, "") == [200] * 4 + [429] * 2
+    assert await answers(of_three, "", "no-project", free, loose) == [200] * 3 + [429]
+    assert await answers(cats, "", cats.id, "no-project") == [200] * 3
+    assert await answers(dogs, *[tight, ""] * 4) == [200] * 8
+    await asyncio.gather(*(one.http.aclose() for one in (of_one, of_two, of_three)))
+
+
 async def test_standing_tells_what_the_guard_counts(
     service: Service, cats: Tenant, dogs: Tenant, minute: Minute
 ) -> None:

@@ -119,7 +119,9 @@ def _change(webhook: Webhook, spec: WebhookSpec, events: list[str] | None, now: 
     if spec.note is not None:
         webhook.note = spec.note
     if spec.is_enabled and webhook.disabled_at is not None:
-        webhook.disabled_at = webhook.disabled_reason = webhook.rests_until = None
+        webhook.disabled_at = webhook.disabled_reason = None
+        # Free at once, and behind those that wait for a delivery.
+        webhook.rests_until = now
     elif spec.is_enabled is False and webhook.disabled_at is None:
         webhook.disabled_at = now
 

@@ -17,7 +17,8 @@ class Webhook(Base):
     - ``disabled_at``, ``disabled_reason``: since when and why nothing is sent; None: it is sent.
     - ``succeeded_at``: last time at which the receiver took an event.
     - ``missed``: events that were not recorded, since too many waited.
-    - ``rests_until``: lease of the process that sends, or the end of the rest after a failure.
+    - ``rests_until``: lease of the process that sends, the end of the rest after a failure, or the time at which the webhook was
+      last served or switched on; None: never yet.
     """
 
     __tablename__ = "webhooks"

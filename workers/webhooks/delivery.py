@@ -10,6 +10,7 @@ from time import monotonic
 
 from sqlalchemy import ColumnElement, Update, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from contracts.ids import TenantId
 from contracts.webhooks import signed_headers
@@ -98,27 +99,39 @@ class WebhookDelivery:
         return sent, monotonic() >= ends
 
     async def _choose(self, sending: Collection[_Due]) -> list[_Due]:
-        """Return further webhooks for the places that are free: of each tenant the longest due first, and few at a time."""
+        """Return further webhooks for the places that are free: few of a tenant, and first whoever was served longest ago.
+
+        So a free place is no longer that of who just had it, as long as another waits, however long its own events are due.
+        """
         now = self._runtime.clock()
         of_tenants = Counter(one.tenant for one in sending)
         full = [tenant for tenant, number in of_tenants.items() if number >= _MOST_OF_TENANT]
         due = (
-            select(Webhook.id, Webhook.tenant_id, func.min(WebhookEvent.due_at).label("first"))
+            select(
+                Webhook.id,
+                Webhook.tenant_id,
+                _served(Webhook).label("served"),
+                func.min(WebhookEvent.due_at).label("first"),
+            )
             .join(WebhookEvent, WebhookEvent.webhook_id == Webhook.id)
             .where(WebhookEvent.due_at <= now, *_is_free(now))
             .where(
                 Webhook.id.not_in(few_lengths([one.id for one in sending])), Webhook.tenant_id.not_in(few_lengths(full))
             )
-            .group_by(Webhook.id, Webhook.tenant_id)
+            .group_by(Webhook.id, Webhook.tenant_id, Webhook.rests_until, Webhook.created_at)
             .subquery()
         )
-        turn = func.row_number().over(partition_by=due.c.tenant_id, order_by=(due.c.first, due.c.id)).label("turn")
+        order = (due.c.served, due.c.first, due.c.id)
+        turn = func.row_number().over(partition_by=due.c.tenant_id, order_by=order).label("turn")
         turns = select(due, turn).subquery()
+        # By all of a tenant's webhooks: one of them that is sent to puts the others behind those of other tenants.
+        beside = aliased(Webhook)
+        served = select(func.max(_served(beside))).where(beside.tenant_id == turns.c.tenant_id).scalar_subquery()
         # As many rows as there are places: no more are passed over than webhooks that are sent to have places.
         heads = (
             select(turns.c.id, turns.c.tenant_id)
             .where(turns.c.turn <= _MOST_OF_TENANT)
-            .order_by(turns.c.turn, turns.c.first, turns.c.id)
+            .order_by(turns.c.turn, served, turns.c.first, turns.c.id)
             .limit(_MOST_WEBHOOKS)
         )
         async with self._runtime.database.read() as session:
@@ -224,13 +237,22 @@ class WebhookDelivery:
             await record(transaction, HOUSEKEEPING, Action.WEBHOOK_SET, row.name, tenant=tenant, now=now, after=told)
 
     async def _release(self, claimed: _Claimed) -> None:
+        """Let the webhook be sent to again, and note that it was served just now."""
         mine = update(Webhook).where(Webhook.id == claimed.id, Webhook.rests_until == claimed.until)
         async with self._runtime.database.write() as transaction:
-            await _change(transaction, mine.values(rests_until=None))
+            await _change(transaction, mine.values(rests_until=self._runtime.clock()))
 
 
 async def _change(transaction: AsyncSession, statement: Update) -> None:
     await transaction.execute(statement.execution_options(synchronize_session=False))
+
+
+def _served(webhook: type[Webhook]) -> ColumnElement[datetime]:
+    """Return the time of the last delivery, which is still to come for a webhook that is sent to; its making before the first.
+
+    A webhook that is new is no sooner served than one that waits: else it could be made anew for each event.
+    """
+    return func.coalesce(webhook.rests_until, webhook.created_at)
 
 
 def _is_free(now: datetime) -> tuple[ColumnElement[bool], ...]:

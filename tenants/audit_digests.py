@@ -8,7 +8,6 @@ Digest of a day: SHA-256 over a line of JSON that names the day and the digest b
 
 import hashlib
 import json
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, cast
@@ -80,22 +79,53 @@ async def undigested_day(session: AsyncSession) -> date | None:
     return found
 
 
-async def compute_digest(session: AsyncSession, day: date) -> DayDigest:
-    """Return the digest of a closed day, all days before which have theirs."""
+class DayHash:
+    """Hash of a closed day in the making. Its entries change no more, so each page of them may be read in another session."""
+
+    def __init__(self, day: date, previous: str) -> None:
+        """``previous`` is the digest of the day before."""
+        self.day = day
+        self._hashed = hashlib.sha256(_json({"day": day.isoformat(), "previous": previous}))
+        self._entries = self._last = 0
+
+    async def add_page(self, session: AsyncSession) -> bool:
+        """Hash the next entries, and return whether more may follow. A call that is cancelled has hashed none."""
+        page = select(_entries).where(_entries.c.day == self.day, _entries.c.id > self._last)
+        rows = (await session.execute(page.order_by(_entries.c.id).limit(_PAGE))).all()
+        for row in rows:
+            self._hashed.update(line_of(row))
+            self._entries, self._last = self._entries + 1, row.id
+        return len(rows) == _PAGE
+
+    async def finish(self, session: AsyncSession) -> DayDigest:
+        """Hash the entries that are left, and return the digest."""
+        while await self.add_page(session):
+            pass
+        return self.digest
+
+    @property
+    def digest(self) -> DayDigest:
+        """Digest of the entries that are hashed."""
+        return DayDigest(self.day, self._entries, self._hashed.hexdigest())
+
+
+async def begin_digest(session: AsyncSession, day: date) -> DayHash:
+    """Begin the digest of a closed day, all days before which have theirs."""
     previous = await session.scalar(
         select(AuditDigest.digest).where(AuditDigest.day < day).order_by(AuditDigest.day.desc()).limit(1)
     )
-    return await _hashed(session, day, previous or NO_DIGEST)
+    return DayHash(day, previous or NO_DIGEST)
 
 
-async def store_digest(transaction: AsyncSession, found: DayDigest) -> None:
-    """Write a digest, unless another process has."""
-    await transaction.execute(
+async def store_digest(transaction: AsyncSession, found: DayDigest) -> bool:
+    """Write a digest. Return False, with nothing written, if another process has."""
+    stored = (
         update(AuditDigest)
         .where(AuditDigest.day == found.day, AuditDigest.digest.is_(None))
         .values(digest=found.digest, entries=found.entries)
-        .execution_options(synchronize_session=False)
+        .returning(AuditDigest.day)
     )
+    return await transaction.scalar(stored.execution_options(synchronize_session=False)) is not None
 
 
 async def expire_entries(transaction: AsyncSession, *, before: date, now: datetime, most: int) -> int:
@@ -133,7 +163,7 @@ async def verify(session: AsyncSession, *, kept_since: date) -> Verification:
                 )
             done.expired_to = row.day
         else:
-            found = await _hashed(session, row.day, previous)
+            found = await DayHash(row.day, previous).finish(session)
             if found.digest != row.digest:
                 done.problems.append(_difference(row, found))
             done.days, done.entries = done.days + 1, done.entries + found.entries
@@ -167,26 +197,6 @@ async def _oldest_open(session: AsyncSession, today: date) -> date | None:
     open_days = (AuditEntry.day > func.coalesce(last, date.min), AuditEntry.day < today)
     found: date | None = await session.scalar(select(func.min(AuditEntry.day)).where(*open_days))
     return found
-
-
-async def _hashed(session: AsyncSession, day: date, previous: str) -> DayDigest:
-    hashed, count = hashlib.sha256(_json({"day": day.isoformat(), "previous": previous})), 0
-    async for entry in _entries_of(session, day):
-        hashed.update(line_of(entry))
-        count += 1
-    return DayDigest(day, count, hashed.hexdigest())
-
-
-async def _entries_of(session: AsyncSession, day: date) -> AsyncIterator[Any]:
-    after = 0
-    while True:
-        page = select(_entries).where(_entries.c.day == day, _entries.c.id > after).order_by(_entries.c.id).limit(_PAGE)
-        rows = (await session.execute(page)).all()
-        for row in rows:
-            yield row
-        if len(rows) < _PAGE:
-            return
-        after = rows[-1].id
 
 
 def line_of(entry: Any) -> bytes:

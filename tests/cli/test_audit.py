@@ -23,7 +23,7 @@ from store.clock import utc_now
 from store.database import Database
 from store.settings import Settings
 from store.tables import Run, WorkerProcess
-from tenants.audit_digests import close_day, compute_digest, store_digest
+from tenants.audit_digests import begin_digest, close_day, store_digest
 from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
 from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler
@@ -329,7 +329,7 @@ def test_verify_finds_what_was_removed_with_the_trigger_off(place: Place) -> Non
         async with database.write() as transaction:
             day = await close_day(transaction, now=utc_now() + timedelta(days=1))
             assert day is not None
-            await store_digest(transaction, await compute_digest(transaction, day))
+            await store_digest(transaction, await (await begin_digest(transaction, day)).finish(transaction))
 
     on_database(Settings(data_dir=place.data), close)
     found = weft(place.data, "audit", "verify")

@@ -21,8 +21,8 @@ from tenants.audit import Actor, Door, bounded, record, record_many
 from tenants.audit_actions import Action
 from tenants.audit_digests import (
     Verification,
+    begin_digest,
     close_day,
-    compute_digest,
     expire_entries,
     store_digest,
     undigested_day,
@@ -61,7 +61,7 @@ class Log:
             async with self.database.read() as session:
                 day = await undigested_day(session)
                 assert day is not None
-                found = await compute_digest(session, day)
+                found = await (await begin_digest(session, day)).finish(session)
             async with self.database.write() as transaction:
                 await store_digest(transaction, found)
             done.append(day)

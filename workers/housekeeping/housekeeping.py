@@ -22,6 +22,8 @@ RUN_SECONDS = 0.8
 """Seconds after which a run begins no further batch. What is left waits for the next run, which follows soon."""
 TASK_SECONDS = 20.0
 """Seconds after which a task begins no further run of its step."""
+_LONG_TASKS = {StepName.DIGEST_AUDIT: 200.0}
+"""Seconds instead for a step whose work only the same process can go on with: the next task may be another's."""
 BEHIND_SECONDS = 1.0
 """Seconds until the next run of a step that has work left over."""
 BATCH_SECONDS = 120.0
@@ -89,7 +91,7 @@ class Housekeeping:
             since = self._runtime.clock() - interval(step, self._runtime.settings) / 2
             if before.ended_at > since:
                 return
-        await self._run_until_done(step, TASK_SECONDS)
+        await self._run_until_done(step, _LONG_TASKS.get(step, TASK_SECONDS))
 
     async def run_step(self, step: StepName) -> StepRecord:
         """Run one step for about ``RUN_SECONDS`` and record it. Raises what the step raises; the record then says so."""

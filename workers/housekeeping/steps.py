@@ -1,5 +1,6 @@
 """The work of each step of housekeeping. A step's failure is its own: no other step shares its transactions."""
 
+import asyncio
 from collections.abc import Callable
 from datetime import UTC, timedelta
 
@@ -15,7 +16,15 @@ from ledger.wakeups import gates_topic, recalls_topic
 from store.tables import VersionCommand
 from store.walk import Place
 from telemetry.security import SecurityEvent, SecurityRecord, note
-from tenants.audit_digests import close_day, compute_digest, expire_entries, store_digest, undigested_day
+from tenants.audit_digests import (
+    DayDigest,
+    DayHash,
+    begin_digest,
+    close_day,
+    expire_entries,
+    store_digest,
+    undigested_day,
+)
 from tenants.checkpoint_holds import release_holds
 from tenants.checkpoints import forget_deletions
 from tenants.downloads import delete_expired_links
@@ -63,6 +72,8 @@ class HousekeepingSteps:
         self._may_declare_dead = may_declare_dead
         self.folders = FolderRemoval(runtime)
         self._webhooks = WebhookDelivery(runtime)
+        self._hash: DayHash | None = None
+        self._hashing = asyncio.Lock()
         works = {
             StepName.END_SESSIONS: self._end_sessions,
             StepName.DELETE_TENANTS: self._delete_tenants,
@@ -299,22 +310,36 @@ class HousekeepingSteps:
             return again(await forget_usage(transaction, before=before, most=LARGE), LARGE)
 
     async def _digest_audit(self, _place: str | None) -> Batch:
-        """Close and hash the oldest day of the audit log that is over. Its digest goes to the security log, too."""
-        database = self._runtime.database
-        async with database.read() as session:
-            day = await undigested_day(session)
-        if day is None:
-            async with database.write() as transaction:
-                day = await close_day(transaction, now=self._runtime.clock())
-        if day is None:
-            return Batch(0)
-        async with database.read() as session:
-            found = await compute_digest(session, day)
-        async with database.write() as transaction:
-            await store_digest(transaction, found)
-        told = f"entries={found.entries} sha256={found.digest}"
-        note(SecurityRecord(event=SecurityEvent.AUDIT_DIGEST, outcome="done", resource=str(day), detail=told))
+        """Close the oldest day of the audit log that is over, or hash a page of it. Its digest goes to the security log, too.
+
+        A day may have more entries than one batch has time for, so this process keeps what it has hashed for the next one.
+        """
+        # A step may run twice at once, and no page is hashed twice.
+        async with self._hashing:
+            async with self._runtime.database.read() as session:
+                day = await undigested_day(session)
+            if self._hash is not None and self._hash.day != day:
+                self._hash = None
+            if day is None:
+                async with self._runtime.database.write() as transaction:
+                    day = await close_day(transaction, now=self._runtime.clock())
+            if day is None:
+                return Batch(0)
+            async with self._runtime.database.read() as session:
+                self._hash = self._hash or await begin_digest(session, day)
+                if await self._hash.add_page(session):
+                    return Batch(0, "more")
+            await self._keep_digest(self._hash.digest)
+            self._hash = None
         return Batch(1, "more")
+
+    async def _keep_digest(self, found: DayDigest) -> None:
+        async with self._runtime.database.write() as transaction:
+            is_first = await store_digest(transaction, found)
+        if is_first:
+            told = f"entries={found.entries} sha256={found.digest}"
+            day = str(found.day)
+            note(SecurityRecord(event=SecurityEvent.AUDIT_DIGEST, outcome="done", resource=day, detail=told))
 
     async def _forget_audit(self, _place: str | None) -> Batch:
         now = self._runtime.clock()

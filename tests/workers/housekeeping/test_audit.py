@@ -1,20 +1,28 @@
 """Housekeeping and the audit log: what it deletes of tenants' is told, each day gets its digest, and old days go."""
 
+import asyncio
 import logging
 from datetime import date, timedelta
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import event, select
 
+from contracts.ids import TenantId
 from store.tables import AuditDigest, AuditEntry
 from telemetry.security import LOGGER
+from tenants import audit_digests
 from tenants.audit import Actor, Door, record
 from tenants.audit_actions import Action
-from tenants.audit_digests import verify
+from tenants.audit_digests import DayDigest, DayHash, undigested_day, verify
 from tenants.rights import Role
 from tenants.sessions import finish_session
 from tests.workers.housekeeping.conftest import House
+from workers.housekeeping import housekeeping
+from workers.housekeeping.housekeeping import Housekeeping
+from workers.housekeeping.schedule import StepName
 
+PAGE = "audit_entries.resource_id"
+"""Part of the statement that reads entries to hash them."""
 ADA = Actor(Door.KEY, "tml-0123456789ab", 7, Role.ADMIN)
 
 
@@ -23,9 +31,24 @@ async def _entries(house: House) -> list[AuditEntry]:
         return list(await session.scalars(select(AuditEntry).order_by(AuditEntry.id)))
 
 
-async def _write(house: House, name: str) -> None:
+async def _write(house: House, name: str, tenant: TenantId | None = None) -> None:
     async with house.database.write() as transaction:
-        await record(transaction, ADA, Action.KEY_CREATE, name, tenant=None, now=house.now)
+        await record(transaction, ADA, Action.KEY_CREATE, name, tenant=tenant, now=house.now)
+
+
+async def _long_day(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a day of ten pages, of two tenants, that is over."""
+    monkeypatch.setattr(audit_digests, "_PAGE", 2)
+    for number in range(10):
+        for tenant in ("cats", "dogs"):
+            await _write(house, str(number), TenantId(tenant))
+    house.now += timedelta(days=1)
+
+
+async def _digest(house: House) -> str:
+    """Return the digest of all entries, as they are hashed at once."""
+    async with house.database.read() as session:
+        return (await DayHash(date(2030, 1, 1), audit_digests.NO_DIGEST).finish(session)).digest
 
 
 async def test_a_checkpoint_whose_time_is_over_is_told_once_and_versions_are_not(either_house: House) -> None:
@@ -99,3 +122,85 @@ async def test_old_days_go_and_their_digests_stay(either_house: House) -> None:
         digests = list(await session.scalars(select(AuditDigest.day).order_by(AuditDigest.day)))
     assert digests == [date(2030, 1, 1), date(2030, 1, 2)]
     assert (found.days, found.expired_to, found.problems) == (1, date(2030, 1, 1), [])
+
+
+async def test_a_day_that_takes_longer_than_a_batch_gets_its_digest_and_its_entries_go(
+    either_house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of every batch is over after its third page."""
+    house = either_house
+    await _long_day(house, monkeypatch)
+    pages = [0]
+
+    def read(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+        pages[0] += PAGE in statement
+        if pages[0] > 3:
+            raise TimeoutError
+
+    event.listen(house.database.engine.sync_engine, "before_cursor_execute", read)
+    runs = 0
+    while runs < 10:
+        pages[0], runs = 0, runs + 1
+        (outcome,) = (await house.keeping.sweep([StepName.DIGEST_AUDIT], until_done=True)).values()
+        if not isinstance(outcome, BaseException):
+            break
+    event.remove(house.database.engine.sync_engine, "before_cursor_execute", read)
+    async with house.database.read() as session:
+        (row,) = await session.scalars(select(AuditDigest))
+        found = await verify(session, kept_since=date.min)
+    assert (row.entries, row.digest) == (20, await _digest(house))
+    assert (found.days, found.problems) == (1, [])
+    house.now += house.runtime.settings.retention_audit
+    await house.keeping.sweep([StepName.FORGET_AUDIT], until_done=True)
+    assert await _entries(house) == []
+
+
+async def test_a_batch_hashes_a_page_so_that_others_have_their_turns(
+    either_house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = either_house
+    await _long_day(house, monkeypatch)
+    statements: list[str] = []
+    event.listen(
+        house.database.engine.sync_engine,
+        "before_cursor_execute",
+        lambda _connection, _cursor, statement, *_rest: statements.append(statement),
+    )
+    batch = await house.keeping._steps.by_name[StepName.DIGEST_AUDIT].work(None)
+    assert (batch.handled, batch.next) == (0, "more")
+    assert sum(PAGE in statement for statement in statements) == 1
+
+
+async def test_processes_that_hash_the_same_day_at_once_make_one_digest(
+    either_house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One begins, another does all of it, and the first goes on; within each the step runs twice at once."""
+    house = either_house
+    caplog.set_level(logging.INFO, LOGGER)
+    await _long_day(house, monkeypatch)
+    expected = await _digest(house)
+    one, other = house.keeping, Housekeeping(house.runtime, lambda: True)
+    await one._steps.by_name[StepName.DIGEST_AUDIT].work(None)
+    for process in (other, one):
+        step = process._steps.by_name[StepName.DIGEST_AUDIT]
+        while any(batch.next for batch in await asyncio.gather(step.work(None), step.work(None))):
+            pass
+    # A third one comes too late, with entries that have expired meanwhile.
+    await one._steps._keep_digest(DayDigest(date(2030, 1, 1), 18, "0" * 64))
+    async with house.database.read() as session:
+        assert await undigested_day(session) is None
+        (row,) = await session.scalars(select(AuditDigest))
+    assert (row.entries, row.digest) == (20, expected)
+    (noted,) = [line.getMessage() for line in caplog.records if line.name == LOGGER]
+    assert expected in noted
+
+
+async def test_a_task_goes_on_with_a_long_day_when_other_steps_would_leave_the_rest_to_another_process(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TASK_SECONDS", "RUN_SECONDS"):
+        monkeypatch.setattr(housekeeping, name, 0.0)
+    await _long_day(house, monkeypatch)
+    await house.keeping.run_if_due(StepName.DIGEST_AUDIT)
+    async with house.database.read() as session:
+        assert (await verify(session, kept_since=date.min)).entries == 20

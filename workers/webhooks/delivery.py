@@ -203,16 +203,18 @@ class WebhookDelivery:
             values["delivered_at"] = now
         elif not is_last:
             values["due_at"] = now + BACKOFF[attempts - 1] * (1 + random.uniform(0, _JITTER))
+        of_webhook = update(Webhook).where(Webhook.id == claimed.id)
+        if outcome.is_taken:
+            of_webhook = of_webhook.values(succeeded_at=now)
+        else:
+            of_webhook = of_webhook.where(Webhook.rests_until == claimed.until).values(rests_until=now + _REST)
+        # Before the event: whoever deletes a webhook locks it before its events, too.
+        await _change(transaction, of_webhook)
         # Asked to be sent once more meanwhile, it stays due.
         this = (WebhookEvent.id == event.id, WebhookEvent.due_at == event.due_at)
         await _change(transaction, update(WebhookEvent).where(*this).values(values))
-        of_webhook = update(Webhook).where(Webhook.id == claimed.id)
         if outcome.is_taken:
-            await _change(transaction, of_webhook.values(succeeded_at=now))
             return
-        await _change(
-            transaction, of_webhook.where(Webhook.rests_until == claimed.until).values(rests_until=now + _REST)
-        )
         if outcome.status == GONE:
             await self._disable(transaction, claimed, "the receiver answered 410, which says that it is gone")
         elif is_last:

@@ -8,13 +8,26 @@ import pytest
 from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from contracts.ids import TenantId
 from store.tables import Session
 from tenants import sessions
 from tenants.deletion import end_tenant
-from tenants.webhooks import delete_webhook
+from tenants.webhooks import delete_webhook, get_webhook
 from tests.workers.housekeeping.conftest import House
-from tests.workers.housekeeping.test_webhooks import events_of, webhook
+from tests.workers.housekeeping.test_webhooks import (
+    Receiver,
+    events_of,
+    happen,
+    place,
+    receiver,
+    send,
+    tenant,
+    webhook,
+)
 from workers.housekeeping.schedule import StepName
+from workers.webhooks.sender import Outcome, WebhookSender
+
+__all__ = ["place", "receiver"]
 
 _WAITING = text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
 
@@ -89,3 +102,38 @@ async def test_a_tenants_removal_beside_the_end_of_its_sessions_is_no_deadlock(
     # Its webhook.
     assert [await one for one in removing] == [1]
     assert [one.type for one in await events_of(house, kept)] == ["session.lost"]
+
+
+@pytest.mark.parametrize("status", ["204 No Content", "500 Oops"])
+async def test_a_deletion_beside_the_record_of_a_delivery_is_no_deadlock(
+    place: House, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    """The deletion has locked the webhook when the answer of its receiver comes, and takes its events then."""
+    receiver.answer = lambda body: status if body["subject"] == "mine" else "204 No Content"
+    cats, dogs = await tenant(place, "cats"), await tenant(place, "dogs")
+    gone, kept = [await webhook(place, owner, receiver.url) for owner in (cats, dogs)]
+    await happen(place, cats, "mine")
+    await happen(place, dogs, "theirs")
+    deleting: list[asyncio.Task[Any]] = []
+    is_locked, whole = asyncio.Event(), WebhookSender.send
+
+    async def delete() -> Any:
+        async with place.database.write() as transaction:
+            await get_webhook(transaction, cats, gone.name, for_change=True)
+            is_locked.set()
+            await hold_on(transaction, place)
+            return await delete_webhook(transaction, cats, gone.name)
+
+    async def answered(self: WebhookSender, client: Any, owner: TenantId, *rest: Any) -> Outcome:
+        outcome = await whole(self, client, owner, *rest)
+        if owner == cats:
+            deleting.append(asyncio.create_task(delete()))
+            await is_locked.wait()
+        return outcome
+
+    monkeypatch.setattr(WebhookSender, "send", answered)
+    await send(place)
+    (deleted,) = await asyncio.gather(*deleting)
+    assert deleted.id == gone.id
+    assert await events_of(place, gone) == []
+    assert [one.delivered_at for one in await events_of(place, kept)] == [place.now]

@@ -28,7 +28,7 @@ DRAWN = SampleOutput([SampledSequence("stop", np.array([7], np.int32), np.array(
 OF_FIRST_COPY = 1_000_000_000
 ENDS, POLLS = 5, 60
 HOLD = timedelta(minutes=5)
-"""For polls that nothing but an end may answer."""
+"""Hold of polls that nothing but an end may answer."""
 
 
 @pytest.fixture

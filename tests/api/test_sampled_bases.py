@@ -43,7 +43,7 @@ async def test_an_adapter_with_a_head_gets_no_sampler_where_none_takes_it(cats, 
 @on_vllm()
 @pytest.mark.parametrize(("architecture", "status"), [("Qwen3ForCausalLM", 200), ("Qwen2ForCausalLM", 400)])
 async def test_by_default_a_head_is_taken_where_vllm_takes_one(cats, dogs, architecture: str, status: int) -> None:
-    """What the operator cannot change is not asked of the operator. Another tenant samples the bare base."""
+    """The operator is asked for nothing that no setting changes. Another tenant samples the bare base."""
     bases = cats.service.services.bases
     bases[BASE] = replace(bases[BASE], architecture=architecture)
     found, told = await make_sampler(cats, **await of_run(cats))

@@ -49,7 +49,7 @@ BASE = "weft/tiny"
 SECONDS = 60.0
 LENGTH = 300
 BRIEF_LEASE = timedelta(seconds=1.5)
-"""Of pools that are to lose it. On a busy machine they lose it sooner."""
+"""Lease of pools that are to lose it. On a busy machine they lose it sooner."""
 VOCABULARY = BaseVocabulary(frozenset(), None)
 
 

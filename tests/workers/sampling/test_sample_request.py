@@ -97,7 +97,7 @@ class TestVocabulary:
         assert read_vocabulary(folder).end_of_sequence_ids == {256}
 
     def test_ends_and_special_tokens_without_a_name_are_no_text(self, folder: Path) -> None:
-        """As the ends of a turn of Llama 3.1 and Gemma 3, which the tokenizer names nowhere."""
+        """Llama 3.1 and Gemma 3 have such ends of a turn."""
         file = folder / "tokenizer_config.json"
         settings = json.loads(file.read_text())
         unnamed = {name: value for name, value in settings.items() if name != "extra_special_tokens"}

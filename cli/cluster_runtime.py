@@ -9,6 +9,7 @@ from functools import partial
 
 from celery import Celery
 
+from cli.data_folder_check import check_data_folder
 from cli.metrics_endpoint import serve_metrics_and_health
 from cli.readiness import readiness
 from contracts.errors import InvalidRequest
@@ -59,7 +60,8 @@ def check_cluster(settings: Settings) -> None:
 async def open_cluster(settings: Settings, process: str, bases: Collection[str]) -> AsyncIterator[ClusterRuntime]:
     """Open the process's connections and close them on leaving. ``process`` is its name in logs and metrics.
 
-    Raises ``InvalidRequest`` for settings that are not a cluster's and for a schema that is too old.
+    Raises ``InvalidRequest`` for settings that are not a cluster's, for a schema that is too old, and for a data folder without
+    its disk.
     """
     check_cluster(settings)
     url = settings.resolved_database_url()
@@ -68,10 +70,11 @@ async def open_cluster(settings: Settings, process: str, bases: Collection[str])
     redis = open_redis(settings.redis_url or "")
     wakeups = RedisWakeups(redis, settings.redis_namespace)
     feed = RedisTokenFeed(redis, settings.redis_namespace)
+    data_folder = DataFolder(settings.data_dir)
+    await check_data_folder(database, data_folder)
     clock = await clock_of(database)
     publication = ClusterPublication(database, wakeups, clock, patience=_LOAD_PATIENCE)
     telemetry, ready = open_telemetry(settings, process, clock), readiness(database, bases)
-    data_folder = DataFolder(settings.data_dir)
     counts = RedisCounts(settings.redis_url or "", settings.redis_namespace)
     request_rates = RequestRates(counts.storage)
     runtime = Runtime(

@@ -9,6 +9,7 @@ from api.services import ApiServices
 from cli.address import address
 from cli.admin_listener import serve_admin
 from cli.base_models import read_base_models
+from cli.data_folder_check import check_data_folder
 from cli.greeting import greet, make_first_key, make_first_link
 from cli.http_server import ApiServer, bind
 from cli.metrics_endpoint import serve_metrics_and_health
@@ -54,6 +55,7 @@ async def _serve_alone(settings: Settings) -> None:
     database = Database(create_engine(settings.resolved_database_url(), pool_size=settings.database_pool))
     wakeups, feed, publication = Wakeups(), TokenFeed(), LocalPublication()
     data_folder = DataFolder(settings.data_dir)
+    await check_data_folder(database, data_folder)
     telemetry, ready = open_telemetry(settings, PROCESS, utc_now), readiness(database, bases)
     ledger = Ledger(database, wakeups, utc_now, telemetry, PayloadFiles(data_folder))
     runtime = Runtime(settings, database, ledger, wakeups, feed, publication, data_folder, utc_now, telemetry)

@@ -1,0 +1,73 @@
+"""A process does not start on the bare place where its data folder's disk is to be mounted."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from cli.data_folder_check import check_data_folder
+from contracts.errors import InvalidRequest
+from contracts.ids import TenantId
+from contracts.operations import LoraSettings
+from contracts.paths import Segment
+from store.clock import utc_now
+from store.data_folder import DataFolder
+from store.database import Database, create_engine
+from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
+from tenants.runs import NewRun, create_run
+from tenants.sessions import NewSession, create_session
+from tenants.tenant_names import create_tenant
+from tests.conftest import ROOT
+
+
+@pytest_asyncio.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    opened = Database(create_engine(database_url))
+    yield opened
+    await opened.close()
+
+
+async def record(database: Database) -> None:
+    """Record a tenant's checkpoint."""
+    async with database.write() as transaction:
+        tenant: TenantId = await create_tenant(transaction, name="cats", clock=utc_now)
+        session = await create_session(transaction, tenant, NewSession([], None, "", None, None), utc_now)
+        run = await create_run(transaction, tenant, NewRun(session, 0, "base", LoraSettings(4, seed=1), None), utc_now)
+        new = NewCheckpoint(new_checkpoint_id(), run, Segment.WEIGHTS, "one", 1, None, True, None)
+        await record_checkpoint(transaction, tenant, new, utc_now)
+
+
+async def test_a_bare_folder_is_refused_once_there_are_checkpoints(database: Database, tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path / "data")
+    await check_data_folder(database, folder)
+    await record(database)
+    with pytest.raises(InvalidRequest, match="mount its disk"):
+        await check_data_folder(database, folder)
+    (tmp_path / "data" / "checkpoints").mkdir(parents=True)
+    await check_data_folder(database, folder)
+
+
+async def test_a_service_whose_disk_is_not_mounted_does_not_start(
+    database: Database, database_url: str, tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    """It writes nothing where the disk is to be."""
+    await record(database)
+    (tmp_path / "data").mkdir()
+    command = [sys.executable, "-m", "cli.main", "serve", "--port", "0", "--data", str(tmp_path / "data")]
+    ended = await asyncio.to_thread(
+        subprocess.run,
+        [*command, "--base-model", f"weft/tiny={tiny_model_dir}"],
+        env={**os.environ, "WEFT_DATABASE_URL": database_url},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode != 0
+    assert "mount its disk" in ended.stderr
+    assert not (tmp_path / "data" / "checkpoints").exists()

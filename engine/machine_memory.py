@@ -7,13 +7,22 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from contracts.errors import EngineFailure, InvalidRequest
+
 _ROOT = Path("/")
 _CGROUPS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 """Limit and use of a container's memory: control groups of version 2, then of version 1."""
 _RECLAIMABLE = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
 """Parts of a memory node that programs can have, as vLLM counts them."""
-_QUERY = ("--query-gpu=index,uuid,memory.total,memory.free", "--format=csv,noheader,nounits")
+_QUERY = ("--query-gpu=index,uuid,mig.mode.current,memory.total,memory.free", "--format=csv,noheader,nounits")
 _QUERY_DEADLINE_S = 30.0
+_CONTROL = "dev/nvidiactl"
+_MIG = "MIG-"
+"""Beginning of the UUID of a slice of a GPU, and of the older names of slices."""
+_WAY = (
+    "so weft cannot give a vLLM server a part of it, and vLLM by itself takes nearly all: set --gpu-memory-utilization in "
+    'WEFT_VLLM_ARGUMENTS, as \'["--gpu-memory-utilization","0.45"]\''
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +61,54 @@ def smallest_memory_node(root: Path = _ROOT) -> int | None:
     return min((sum(_bytes_of(node, part) or 0 for part in _RECLAIMABLE) for node in nodes), default=None)
 
 
-def visible_gpus() -> list[Gpu]:
+def visible_gpus(root: Path = _ROOT) -> list[Gpu]:
     """Return NVIDIA's GPUs that this process may use, in the driver's order; empty without the driver.
 
     ``CUDA_VISIBLE_DEVICES`` chooses and orders them, by number or UUID. Among unlike GPUs CUDA's own numbers may differ from the
-    driver's: UUIDs there, or ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, name the same ones to both.
+    driver's: UUIDs there, or ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, name the same ones to both. ``root`` is the folder with ``dev``.
+
+    Raises ``InvalidRequest`` where the memory of one of them cannot be known: slices of a GPU (MIG), whose parent alone the
+    driver tells, and numbers that it withholds. Raises ``EngineFailure`` where the driver's command fails.
     """
+    if not (root / _CONTROL).exists():
+        return []
     command = shutil.which("nvidia-smi")
     if command is None:
-        return []
+        raise InvalidRequest(f"there is an NVIDIA GPU and no nvidia-smi to tell its memory, {_WAY}")
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = None if chosen is None else [name.strip() for name in chosen.split(",")]
+    if slices := [name for name in names or () if name.startswith(_MIG)]:
+        raise InvalidRequest(
+            f"CUDA_VISIBLE_DEVICES names {slices[0]}, a slice whose memory nvidia-smi does not tell, {_WAY}"
+        )
+    rows = _rows(command)
+    if names is not None:
+        rows = [row for name in names for row in rows if name and (name == row[0] or row[1].startswith(name))]
+    return [_gpu(row) for row in rows]
+
+
+def _rows(command: str) -> list[list[str]]:
+    """Return the fields of ``_QUERY``, as text, for each of this machine's GPUs."""
     try:
         told = subprocess.run([command, *_QUERY], capture_output=True, text=True, check=True, timeout=_QUERY_DEADLINE_S)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    found = [_gpu(line) for line in told.stdout.splitlines() if line.count(",") == 3]
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return found
-    names = [name.strip() for name in chosen.split(",")]
-    return [gpu for name in names for gpu in found if name and (name == str(gpu.index) or gpu.uuid.startswith(name))]
+    except subprocess.CalledProcessError as error:
+        raise EngineFailure(
+            f"nvidia-smi ends with status {error.returncode}: {error.stdout.strip()[-300:]}, {_WAY}"
+        ) from error
+    except (OSError, subprocess.SubprocessError) as error:
+        raise EngineFailure(f"nvidia-smi does not tell the memory of the GPUs ({error}), {_WAY}") from error
+    rows = [[part.strip() for part in line.split(",")] for line in told.stdout.splitlines()]
+    return [row for row in rows if len(row) == _QUERY[0].count(",") + 1]
 
 
-def _gpu(line: str) -> Gpu:
-    index, uuid, total, free = (part.strip() for part in line.split(","))
+def _gpu(row: list[str]) -> Gpu:
+    index, uuid, slices, total, free = row
+    if slices == "Enabled":
+        raise InvalidRequest(f"GPU {uuid} is cut into slices (MIG), whose memory nvidia-smi does not tell, {_WAY}")
+    if not (total.isdigit() and free.isdigit()):
+        raise InvalidRequest(
+            f"nvidia-smi tells {total} as the memory of GPU {uuid}, and {free} as what is free, {_WAY}"
+        )
     return Gpu(int(index), uuid, int(total) * 2**20, int(free) * 2**20)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from contracts.errors import EngineFailure, InvalidRequest
 from engine.machine_memory import Gpu, available_memory, smallest_memory_node, visible_gpus
 
 GIB = 2**30
@@ -35,27 +36,81 @@ def test_the_memory_node_with_least_counts(tmp_path: Path) -> None:
     assert smallest_memory_node(tmp_path) == 3 * GIB
 
 
+def driver(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, chosen: str | None = None) -> None:
+    """Put a stand-in of ``nvidia-smi`` on the PATH, and the driver's device into ``folder``."""
+    write(folder, "dev/nvidiactl", "")
+    command = folder / "nvidia-smi"
+    command.write_text(f"#!/bin/sh\n{script}\n")
+    command.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+
+
+def telling(*lines: str) -> str:
+    return "\n".join(f"echo '{line}'" for line in lines)
+
+
+THREE = telling("0, GPU-a1, Disabled, 81920, 1024", "1, GPU-b1, [N/A], 81920, 2048", "2, GPU-c1, Disabled, 40960, 4096")
+WAY = "set --gpu-memory-utilization in WEFT_VLLM_ARGUMENTS"
+
+
 @pytest.mark.parametrize(
     ("chosen", "seen"), [(None, [0, 1, 2]), ("2,0", [2, 0]), ("GPU-b", [1]), ("", []), ("-1", []), ("7", [])]
 )
 def test_gpus_are_those_that_cuda_shows_in_its_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None, seen: list[int]
 ) -> None:
-    command = tmp_path / "nvidia-smi"
-    command.write_text(
-        "#!/bin/sh\necho '0, GPU-a1, 81920, 1024'\necho '1, GPU-b1, 81920, 2048'\necho '2, GPU-c1, 40960, 4096'\n"
-    )
-    command.chmod(0o700)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if chosen is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
-    found = visible_gpus()
+    driver(tmp_path, monkeypatch, THREE, chosen)
+    found = visible_gpus(tmp_path)
     assert [gpu.index for gpu in found] == seen
     if 1 in seen:
         assert Gpu(1, "GPU-b1", 80 * GIB, 2 * GIB) in found
 
 
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("0, GPU-a1, Enabled, 81920, 81000", "GPU-a1 is cut into slices"),
+        ("0, GPU-a1, Disabled, [N/A], [N/A]", r"tells \[N/A\] as the memory of GPU GPU-a1"),
+        ("0, GPU-a1, Disabled, 81920, [Insufficient Permissions]", r"and \[Insufficient Permissions\] as what is free"),
+    ],
+)
+def test_a_gpu_whose_memory_is_not_told_is_refused_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, cause: str
+) -> None:
+    lines = telling(line, "1, GPU-b1, Disabled, 81920, 2048")
+    driver(tmp_path, monkeypatch, lines)
+    with pytest.raises(InvalidRequest, match=cause) as refused:
+        visible_gpus(tmp_path)
+    assert WAY in refused.value.message
+    # Another GPU of the machine, which this process does not use, bars nothing.
+    driver(tmp_path, monkeypatch, lines, "GPU-b1")
+    assert [gpu.uuid for gpu in visible_gpus(tmp_path)] == ["GPU-b1"]
+
+
+@pytest.mark.parametrize("chosen", ["MIG-4ee7c8ba", "GPU-a1,MIG-GPU-a1/1/0"])
+def test_a_slice_of_a_gpu_is_refused_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    driver(tmp_path, monkeypatch, THREE, chosen)
+    with pytest.raises(InvalidRequest, match="names MIG-") as refused:
+        visible_gpus(tmp_path)
+    assert WAY in refused.value.message
+
+
+def test_a_driver_that_fails_is_told_and_may_be_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(tmp_path, monkeypatch, "echo 'No devices were found'; exit 6")
+    with pytest.raises(EngineFailure, match="status 6: No devices were found") as failed:
+        visible_gpus(tmp_path)
+    assert WAY in failed.value.message
+
+
 def test_without_a_driver_there_are_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert visible_gpus() == []
+    assert visible_gpus(tmp_path) == []
+    write(tmp_path, "dev/nvidiactl", "")
+    with pytest.raises(InvalidRequest, match="no nvidia-smi") as refused:
+        visible_gpus(tmp_path)
+    assert WAY in refused.value.message

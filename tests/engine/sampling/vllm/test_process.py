@@ -14,7 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from contracts.errors import EngineFailure
+from contracts.errors import EngineFailure, InvalidRequest
+from engine.machine_memory import Gpu
 from engine.sampling.vllm.cores import one_process_variables
 from engine.sampling.vllm.model_memory import ModelMemory
 from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings
@@ -79,6 +80,11 @@ def processes(folder: Path) -> list[psutil.Process]:
 def rights(folder: Path) -> int | None:
     """Permission bits of a folder; None if it is not there."""
     return stat.S_IMODE(folder.stat().st_mode) if folder.exists() else None
+
+
+def private_folders(folder: Path) -> list[Path]:
+    """Servers' private folders in the folder for temporary files."""
+    return list(folder.glob("weft-vllm-*/"))
 
 
 def assert_gone(found: list[psutil.Process], *, reaped: bool = True) -> None:
@@ -205,6 +211,24 @@ async def test_a_size_of_the_operators_own_is_the_only_one_and_is_named(
     with pytest.raises(EngineFailure, match=f"leave no memory for keys and values: .*{way}"):
         await VllmProcess(settings).start()
     assert "sizes: 1" in (tmp_path / "server.log").read_text()
+
+
+async def test_beside_a_gpu_of_unknown_memory_a_server_needs_a_size_of_the_operators_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown() -> list[Gpu]:
+        raise InvalidRequest("set --gpu-memory-utilization in WEFT_VLLM_ARGUMENTS")
+
+    monkeypatch.setattr("engine.sampling.vllm.memory_claims.visible_gpus", unknown)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    need = MemoryNeed(model=ModelMemory(weights=0, adapters=0, token=1), context_length=128, sequences=2)
+    settings = replace(settings_of(tmp_path, "good"), need=need)
+    with pytest.raises(InvalidRequest, match="--gpu-memory-utilization"):
+        await VllmProcess(settings).start()
+    assert private_folders(tmp_path) == []
+    assert not (tmp_path / "server.log").exists(), "no vLLM was started"
+    async with VllmProcess(replace(settings, extra=("--gpu-memory-utilization", "0.45"))) as process:
+        assert process.memory is None
 
 
 @pytest.mark.parametrize("mode", ["good", "stubborn"])

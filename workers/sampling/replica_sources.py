@@ -18,7 +18,7 @@ from engine.sampling.vllm.model_memory import ModelMemory, checkpoint_dtype
 from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, has_accelerator
 from engine.sampling.vllm.replica import VllmReplica
 from engine.sampling.vllm.served_length import served_length
-from engine.sampling.vllm.server_memory import MemoryNeed, ServerMemory, gpus_each
+from engine.sampling.vllm.server_memory import MemoryNeed, ServerMemory, batched_tokens, gpus_each, stages
 from engine.sampling.vllm.settings import VllmSettings
 from engine.sampling.vllm.target_modules import modules_beside_experts
 from store.data_folder import DataFolder
@@ -294,6 +294,8 @@ def _memory_need(settings: Settings, facts: BaseModelFacts, most: int, *, trains
         share=settings.vllm_memory_share,
         trainer_gpu=int(number or 0) if trains_here and settings.device != "cpu" else None,
         gpus_each=devices,
+        stages=stages(settings.vllm_arguments),
+        batched_tokens=batched_tokens(settings.vllm_arguments),
         resident=(resident + _BESIDE_RESIDENT) * each,
     )
     return need, resident

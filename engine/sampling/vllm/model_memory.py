@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from engine.model.class_defaults import class_defaults
 from engine.model.weight_files import weight_files
+from engine.sampling.vllm.layer_windows import cached_layers
 
 _WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SAFETENSORS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -38,11 +39,16 @@ def checkpoint_dtype(model: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """Bytes of the weights, of the places for adapters, and of one token's keys and values (None: not known)."""
+    """Bytes of the weights, of the places for adapters, and of one token's keys and values (None: not known).
+
+    ``sliding`` of a token's bytes are those of layers that keep the last ``window`` tokens only.
+    """
 
     weights: int
     adapters: int
     token: int | None
+    sliding: int = 0
+    window: int = 0
 
     @classmethod
     def read(cls, model: Path, *, dtype: str, max_rank: int, adapters: int) -> Self:
@@ -53,7 +59,21 @@ class ModelMemory:
         # Weights with fewer bits than the data type stay as they are.
         factor = 1.0 if "quantization_config" in config else width / _WIDTHS[_stored_dtype(model) or dtype]
         rows = _adapter_rows(config)
-        return cls(int(stored * factor), rows * max_rank * adapters * width, _token_bytes(config, width))
+        places = rows * max_rank * adapters * width
+        layer = _layer_bytes(config, width)
+        if layer is None:
+            return cls(int(stored * factor), places, None)
+        layers = cached_layers(config, model)
+        token = (layers.full + layers.sliding) * layer
+        return cls(int(stored * factor), places, token, layers.sliding * layer, layers.window)
+
+    def sequence(self, length: int, in_flight: int) -> int:
+        """Return the bytes of a sequence's keys and values; 0 where they are not known.
+
+        ``in_flight`` tokens may be in steps that have not ended yet. A layer with a window keeps them beside it, as
+        ``SlidingWindowSpec`` in vLLM's ``v1/kv_cache_interface.py`` has it.
+        """
+        return length * ((self.token or 0) - self.sliding) + min(length, self.window + in_flight) * self.sliding
 
 
 def _stored_bytes(model: Path) -> int:
@@ -92,15 +112,15 @@ def _stored_dtype(model: Path) -> str | None:
     return None
 
 
-def _token_bytes(config: Mapping[str, Any], width: int) -> int | None:
-    """Keys and values of one token in all layers, as if no layer's window were bounded."""
+def _layer_bytes(config: Mapping[str, Any], width: int) -> int | None:
+    """Keys and values of one token in one layer."""
     layers, hidden, heads = (config.get(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     if not (layers and hidden and heads):
         return None
     if latent := config.get("kv_lora_rank"):
-        return int(layers * (latent + config.get("qk_rope_head_dim", 0)) * width)
+        return int((latent + config.get("qk_rope_head_dim", 0)) * width)
     head = config.get("head_dim") or hidden // heads
-    return int(2 * layers * (config.get("num_key_value_heads") or heads) * head * width)
+    return int(2 * (config.get("num_key_value_heads") or heads) * head * width)
 
 
 def _adapter_rows(config: Mapping[str, Any]) -> int:

@@ -3,6 +3,7 @@
 vLLM by itself asks for 92 % of a device, which is not there beside a trainer.
 """
 
+import bisect
 import itertools
 import math
 import os
@@ -20,6 +21,11 @@ CPU_OVERHEAD, GPU_OVERHEAD = 2 * 2**30, 2**30
 """Bytes of a server besides weights, adapters, keys and values: libraries, processes, a step's activations."""
 _CUDA_CONTEXT = 2**29
 """Bytes of a GPU that a server takes for CUDA itself, beside what it was given."""
+_BATCHED_TOKENS = ((160 * 2**30, 16_384), (70 * 2**30, 8192), (0, 2048))
+"""Tokens of one step on GPUs of at least so many bytes, from ``get_batch_defaults`` in vLLM's ``engine/arg_utils.py``.
+
+vLLM takes 2048 on an A100 of 80 GiB, too: more is reckoned for it here.
+"""
 _SPARE_TOKENS = 256
 """Tokens beyond one context whose keys and values a server needs: blocks are whole, and one stays empty."""
 _GIB = 2**30
@@ -30,7 +36,8 @@ _OWN_SIZES = (
     "--num-gpu-blocks-override",
 )
 _OWN_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
-_PARALLEL = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")
+_TENSOR, _PIPELINE = ("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp")
+_BATCHED = ("--max-num-batched-tokens",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,8 @@ class MemoryNeed:
     - ``model``: what the base takes. ``context_length`` is in tokens, ``sequences`` are drawn at once.
     - ``share`` of what is left goes to the servers; None: a half beside a trainer, nine tenths elsewhere.
     - ``trainer_gpu``: place of the trainer's GPU among the visible ones, None for a trainer on the CPU.
-    - ``gpus_each``: number of GPUs of one server.
+    - ``gpus_each``: number of GPUs of one server, ``stages`` of which a token passes one after another.
+    - ``batched_tokens``: most tokens of one step on a GPU, None for vLLM's own number.
     - ``resident``: bytes of the adapters that one server keeps in the host's memory, beside its places for a batch.
     - ``had``: memory of the server's earlier start, None for a first one. On those GPUs the trainer has taken its own part
       since: the share of what is left then is a share of the server's alone.
@@ -91,13 +99,27 @@ class MemoryNeed:
     share: float | None = None
     trainer_gpu: int | None = 0
     gpus_each: int = 1
+    stages: int = 1
+    batched_tokens: int | None = None
     resident: int = 0
     had: ServerMemory | None = None
 
     @property
     def context_bytes(self) -> int:
-        """Bytes of the keys and values of one sequence of the whole context; 0 where they are not known."""
-        return (self.context_length + _SPARE_TOKENS) * (self.model.token or 0)
+        """Bytes of the keys and values of one sequence of the whole context on a CPU; 0 where they are not known.
+
+        Prompts are not split over steps there: one as long as the context is in flight as a whole.
+        """
+        return self.sequence_bytes(self.context_length, self.context_length)
+
+    def sequence_bytes(self, length: int, in_flight: int) -> int:
+        """Return the bytes of the keys and values of one sequence, with ``in_flight`` tokens in steps; 0 if not known."""
+        return self.model.sequence(length + _SPARE_TOKENS, in_flight + _SPARE_TOKENS)
+
+    def fitting(self, room: int, in_flight: int) -> int:
+        """Return the length of the longest sequence whose keys and values fit into ``room`` bytes, at most the context's."""
+        lengths = range(self.context_length + 1)
+        return bisect.bisect_right(lengths, room, key=lambda length: self.sequence_bytes(length, in_flight)) - 1
 
     def wish(self, device: str) -> int:
         """Return the bytes that the server had on the device at its earlier start; 0 on another one."""
@@ -111,9 +133,23 @@ def is_sized_by_operator(extra: Sequence[str], environment: Mapping[str, str]) -
 
 def gpus_each(extra: Sequence[str]) -> int:
     """Return the number of GPUs that vLLM's arguments ask for one server."""
+    return math.prod(_numbers(extra, *_TENSOR, *_PIPELINE))
+
+
+def stages(extra: Sequence[str]) -> int:
+    """Return the number of groups of layers that vLLM's arguments put on GPUs of their own."""
+    return math.prod(_numbers(extra, *_PIPELINE))
+
+
+def batched_tokens(extra: Sequence[str]) -> int | None:
+    """Return the most tokens of one step that vLLM's arguments say, None without them."""
+    return max(_numbers(extra, *_BATCHED), default=None)
+
+
+def _numbers(extra: Sequence[str], *options: str) -> list[int]:
     words = [word for part in extra for word in part.split("=", 1)]
-    sizes = [after for word, after in itertools.pairwise(words) if word in _PARALLEL]
-    return math.prod(int(size) for size in sizes if size.isdigit())
+    values = [after for word, after in itertools.pairwise(words) if word in options]
+    return [int(value) for value in values if value.isdigit()]
 
 
 def give_on_cpu(need: MemoryNeed, left: int, claims: Sequence[MemoryClaim]) -> ServerMemory:
@@ -128,7 +164,7 @@ def give_on_cpu(need: MemoryNeed, left: int, claims: Sequence[MemoryClaim]) -> S
     if need.model.token is not None:
         cache = min(need.context_bytes * need.sequences, max(need.context_bytes, cache))
     if cache <= 0 or fixed + cache > left:
-        raise _too_little(need, left, fixed)
+        raise _too_little(need, left, fixed, in_flight=need.context_length)
     return ServerMemory((CPU,), fixed + cache, kv_cache=cache)
 
 
@@ -146,15 +182,25 @@ def give_on_gpus(need: MemoryNeed, gpus: Sequence[Gpu], claims: Sequence[MemoryC
     chosen = sorted(gpus, key=lambda gpu: (taken.count(gpu.name), gpu is trainer, -left[gpu]))[: need.gpus_each]
     together = math.ceil(need.servers * need.gpus_each / len(gpus))
     fixed = GPU_OVERHEAD + (need.model.weights + need.model.adapters) // need.gpus_each
-    needed = fixed + need.context_bytes // need.gpus_each
+    in_flight = _in_flight(need, max(gpu.total for gpu in chosen))
+    needed = fixed + need.sequence_bytes(need.context_length, in_flight) // need.gpus_each
     given = min(
         _give_on_gpu(need, needed, left[gpu], claims, gpu, together=together, trains=gpu is trainer) for gpu in chosen
     )
     if given < needed:
-        raise _too_little(need, given, fixed, total=min(gpu.total for gpu in chosen))
+        raise _too_little(need, given, fixed, in_flight=in_flight, total=min(gpu.total for gpu in chosen))
     # Rounded down: more than is free would end vLLM at its start.
     fraction = math.floor(given / max(gpu.total for gpu in chosen) * 1e4) / 1e4
     return ServerMemory(tuple(gpu.name for gpu in chosen), given, fraction=fraction)
+
+
+def _in_flight(need: MemoryNeed, total: int) -> int:
+    """Return the most tokens in steps that have not ended: one step for each stage, and one that is prepared meanwhile.
+
+    As ``max_in_flight_tokens`` in vLLM's ``config/vllm.py`` has it.
+    """
+    batched = need.batched_tokens or next(tokens for least, tokens in _BATCHED_TOKENS if total >= least)
+    return batched * (need.stages + 1)
 
 
 def _give_on_gpu(
@@ -183,12 +229,13 @@ def _equal_share(left: int, claims: Sequence[MemoryClaim], device: str, share: f
     return min(int((left + own) * share / servers), int(left * SHARE_ALONE))
 
 
-def _too_little(need: MemoryNeed, left: int, fixed: int, *, total: int | None = None) -> InvalidRequest | EngineFailure:
+def _too_little(
+    need: MemoryNeed, left: int, fixed: int, *, in_flight: int, total: int | None = None
+) -> InvalidRequest | EngineFailure:
     """Return the error. It is for good only where the device as a whole, of ``total`` bytes, is too small."""
-    rest = max(0, left - fixed) * need.gpus_each
-    fits = rest // need.model.token - _SPARE_TOKENS if need.model.token else 0
+    fits = need.fitting((left - fixed) * need.gpus_each, in_flight) if need.model.token else 0
     way = f"set WEFT_VLLM_CONTEXT_LENGTH to at most {fits}, or free memory" if fits > 0 else "free memory"
-    needed = fixed + need.context_bytes // need.gpus_each
+    needed = fixed + need.sequence_bytes(need.context_length, in_flight) // need.gpus_each
     message = (
         f"a vLLM server needs {needed / _GIB:.1f} GiB for its weights, its adapters and one sequence of {need.context_length} "
         f"tokens, and its share of what is left on its device is {left / _GIB:.1f} GiB: {way}, or set a larger "

@@ -261,7 +261,7 @@ def test_a_base_whose_config_leaves_sizes_out_is_reckoned_by_its_class(tmp_path:
     text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
     memory = ModelMemory.read(tmp_path, dtype="bfloat16", max_rank=8, adapters=2)
-    # 34 layers, 4 key-value heads of 256, keys and values, 2 bytes.
-    assert memory.token == 34 * 4 * 256 * 2 * 2
+    # 34 layers, of which 29 slide and are cached as 30; 4 key-value heads of 256, keys and values, 2 bytes.
+    assert memory.token == 35 * 4 * 256 * 2 * 2
     attention, perceptron = 2 * (2560 + 8 * 256) + 2 * (2560 + 4 * 256), 3 * (2560 + 10240)
     assert memory.adapters == (34 * (attention + perceptron) + 2560 + 262_208) * 8 * 2 * 2

@@ -276,7 +276,13 @@ def _memory_need(settings: Settings, facts: BaseModelFacts, most: int, *, trains
     """Return what each server needs, and how many adapters it keeps resident: ``most``, or as many as the host has memory for."""
     places, devices = settings.vllm_max_loras, gpus_each(settings.vllm_arguments)
     servers = settings.vllm_replicas * max(1, len(settings.base_models))
-    model = ModelMemory.read(facts.path, dtype=_dtype(settings, facts), max_rank=settings.max_rank, adapters=places)
+    model = ModelMemory.read(
+        facts.path,
+        dtype=_dtype(settings, facts),
+        max_rank=settings.max_rank,
+        adapters=places,
+        head=settings.vllm_head_adapters,
+    )
     # Each of a server's processes, one for each of its GPUs, keeps them all.
     each = model.adapters // places * devices
     fit = int(available_memory() * _RESIDENT_SHARE / servers) // max(1, each) - _BESIDE_RESIDENT

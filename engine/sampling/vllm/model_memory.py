@@ -4,11 +4,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from engine.model.class_defaults import class_defaults
 from engine.model.weight_files import weight_files
-from engine.sampling.vllm.layer_windows import cached_layers
+from engine.sampling.vllm.layer_windows import CachedLayers, cached_layers
 
 _WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SAFETENSORS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -23,6 +23,8 @@ _SIZES = (
 )
 _INDEX = "model.safetensors.index.json"
 _LARGEST_HEADER = 2**26
+_LOGIT_BYTES = 12
+"""Bytes for each word of the vocabulary while a token is drawn: logits, logprobs and what is sorted, of float32 each."""
 
 
 def checkpoint_dtype(model: Path) -> str:
@@ -41,7 +43,12 @@ def checkpoint_dtype(model: Path) -> str:
 class ModelMemory:
     """Bytes of the weights, of the places for adapters, and of one token's keys and values (None: not known).
 
-    ``sliding`` of a token's bytes are those of layers that keep the last ``window`` tokens only.
+    - ``sliding`` of a token's bytes are those of layers that keep the last ``window`` tokens only.
+    - ``whole`` and ``head`` of the adapters' bytes are not cut where each layer is spread over GPUs: the halves of layers that
+      vLLM keeps on each of them, and the head's.
+    - ``embedding``: bytes of the places that vLLM makes for adapters of the embedding, which weft's adapters never change.
+    - ``key_value_heads``: most parts that a layer's keys and values are cut into over GPUs; 0: not known.
+    - ``step_token``, ``logits``: bytes that one token of a step, and the logits of one sequence, take while they are computed.
     """
 
     weights: int
@@ -49,23 +56,57 @@ class ModelMemory:
     token: int | None
     sliding: int = 0
     window: int = 0
+    whole: int = 0
+    head: int = 0
+    embedding: int = 0
+    key_value_heads: int = 0
+    step_token: int = 0
+    logits: int = 0
 
     @classmethod
-    def read(cls, model: Path, *, dtype: str, max_rank: int, adapters: int) -> Self:
-        """Reckon from ``config.json`` and the sizes of the files; ``adapters`` places hold adapters of ``max_rank``."""
+    def read(cls, model: Path, *, dtype: str, max_rank: int, adapters: int, head: bool = True) -> Self:
+        """Reckon from ``config.json`` and the sizes of the files; ``adapters`` places hold adapters of ``max_rank``.
+
+        ``head``: adapters may change the head, and vLLM makes places for them at the embedding, too.
+        """
         config = _with_sizes(_text_config(model), model)
         width = _WIDTHS[dtype]
         stored = _stored_bytes(model)
         # Weights with fewer bits than the data type stay as they are.
         factor = 1.0 if "quantization_config" in config else width / _WIDTHS[_stored_dtype(model) or dtype]
-        rows = _adapter_rows(config)
-        places = rows * max_rank * adapters * width
+        sizes = _Sizes.of(config)
+        place = max_rank * adapters * width
+        vocabulary = sizes.vocabulary_rows * place if head else 0
         layer = _layer_bytes(config, width)
-        if layer is None:
-            return cls(int(stored * factor), places, None)
-        layers = cached_layers(config, model)
-        token = (layers.full + layers.sliding) * layer
-        return cls(int(stored * factor), places, token, layers.sliding * layer, layers.window)
+        layers = CachedLayers(0) if layer is None else cached_layers(config, model)
+        return cls(
+            weights=int(stored * factor),
+            adapters=(sizes.sharded_rows + sizes.whole_rows) * place + vocabulary,
+            token=None if layer is None else (layers.full + layers.sliding) * layer,
+            sliding=layers.sliding * (layer or 0),
+            window=layers.window,
+            whole=sizes.whole_rows * place,
+            head=vocabulary,
+            embedding=vocabulary,
+            # A latent is on every GPU as a whole.
+            key_value_heads=1 if config.get("kv_lora_rank") else sizes.key_value_heads,
+            step_token=(2 * sizes.intermediate + 4 * sizes.hidden) * width,
+            logits=sizes.vocabulary * _LOGIT_BYTES,
+        )
+
+    def on_each_gpu(self, tensor: int, stages: int) -> int:
+        """Return the bytes of weights and places on each of ``tensor`` GPUs a layer, the layers being in ``stages`` parts.
+
+        vLLM cuts B of a layer whose outputs it spreads, and A of one whose inputs it spreads. The other halves are whole on
+        each GPU without ``--fully-sharded-loras``, and so are the head's and the embedding's: see ``create_lora_weights`` in
+        vLLM's ``lora/layers``.
+        """
+        sharded = self.adapters - self.whole - self.head
+        return (self.weights + sharded) // (tensor * stages) + self.whole // stages + self.head + self.embedding
+
+    def cache_parts(self, tensor: int, stages: int) -> int:
+        """Return the number of GPUs that keys and values are cut over; vLLM repeats them on more GPUs than there are heads."""
+        return min(tensor, self.key_value_heads or tensor) * stages
 
     def sequence(self, length: int, in_flight: int) -> int:
         """Return the bytes of a sequence's keys and values; 0 where they are not known.
@@ -123,12 +164,36 @@ def _layer_bytes(config: Mapping[str, Any], width: int) -> int | None:
     return int(2 * (config.get("num_key_value_heads") or heads) * head * width)
 
 
-def _adapter_rows(config: Mapping[str, Any]) -> int:
-    """Numbers that an adapter has for each unit of rank: inputs and outputs of every projection and of the head."""
-    hidden, heads = config.get("hidden_size") or 0, config.get("num_attention_heads") or 1
-    head = config.get("head_dim") or hidden // heads
-    queries, keys = heads * head, (config.get("num_key_value_heads") or heads) * head
-    attention = 2 * (hidden + queries) + 2 * (hidden + keys)
-    perceptron = 3 * (hidden + (config.get("intermediate_size") or 4 * hidden))
-    layers = config.get("num_hidden_layers") or 0
-    return int(layers * (attention + perceptron) + hidden + (config.get("vocab_size") or 0))
+class _Sizes(NamedTuple):
+    """Sizes of a text model, 0 where they are not known."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    vocabulary: int
+    queries: int
+    keys: int
+    key_value_heads: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        hidden, heads = config.get("hidden_size") or 0, config.get("num_attention_heads") or 1
+        head, groups = config.get("head_dim") or hidden // heads, config.get("num_key_value_heads") or heads
+        intermediate = config.get("intermediate_size") or 4 * hidden
+        layers, vocabulary = config.get("num_hidden_layers") or 0, config.get("vocab_size") or 0
+        return cls(layers, hidden, intermediate, vocabulary, heads * head, groups * head, groups)
+
+    @property
+    def sharded_rows(self) -> int:
+        """Numbers for each unit of rank that vLLM cuts: B of q, k, v, gate and up; A of o and down."""
+        return self.layers * (2 * self.queries + 2 * self.keys + 3 * self.intermediate)
+
+    @property
+    def whole_rows(self) -> int:
+        """Numbers for each unit of rank in the other halves, all as wide as the model."""
+        return self.layers * 7 * self.hidden
+
+    @property
+    def vocabulary_rows(self) -> int:
+        """Numbers for each unit of rank of the head, and as many of the embedding."""
+        return self.hidden + self.vocabulary

@@ -17,8 +17,12 @@ from engine.sampling.vllm.model_memory import ModelMemory
 CPU = "cpu"
 SHARE_BESIDE_TRAINER, SHARE_ALONE = 0.5, 0.9
 """Share of what is left that servers take, on a device that trains, too, and on a GPU that does not."""
-CPU_OVERHEAD, GPU_OVERHEAD = 2 * 2**30, 2**30
-"""Bytes of a server besides weights, adapters, keys and values: libraries, processes, a step's activations."""
+CPU_OVERHEAD, GPU_OVERHEAD = 2 * 2**30, 3 * 2**30
+"""Bytes of a server besides weights, adapters, keys and values: on a CPU libraries, processes and a step's activations.
+
+On a GPU CUDA and its libraries, recorded graphs (with adapters and without), work space, and the difference between the
+memory that the driver tells and that which CUDA has; a step's activations are reckoned apart. Reckoned, not measured.
+"""
 _CUDA_CONTEXT = 2**29
 """Bytes of a GPU that a server takes for CUDA itself, beside what it was given."""
 _BATCHED_TOKENS = ((160 * 2**30, 16_384), (70 * 2**30, 8192), (0, 2048))
@@ -116,6 +120,20 @@ class MemoryNeed:
         """Return the bytes of the keys and values of one sequence, with ``in_flight`` tokens in steps; 0 if not known."""
         return self.model.sequence(length + _SPARE_TOKENS, in_flight + _SPARE_TOKENS)
 
+    @property
+    def gpu_cache_parts(self) -> int:
+        """Number of GPUs that keys and values are cut over."""
+        return self.model.cache_parts(self.gpus_each // self.stages, self.stages)
+
+    def fixed_on_gpu(self, batched: int) -> int:
+        """Return the bytes on each GPU besides keys and values, where a step has ``batched`` tokens.
+
+        A step's activations: in one layer at a time, inputs and outputs of attention and perceptron (``step_token``), and the
+        logits of every sequence's last token.
+        """
+        step = batched * self.model.step_token + self.sequences * self.model.logits
+        return GPU_OVERHEAD + step + self.model.on_each_gpu(self.gpus_each // self.stages, self.stages)
+
     def fitting(self, room: int, in_flight: int) -> int:
         """Return the length of the longest sequence whose keys and values fit into ``room`` bytes, at most the context's."""
         lengths = range(self.context_length + 1)
@@ -159,12 +177,12 @@ def give_on_cpu(need: MemoryNeed, left: int, claims: Sequence[MemoryClaim]) -> S
     """
     left -= _untaken(claims, CPU)
     budget = _equal_share(left, claims, CPU, need.share or SHARE_BESIDE_TRAINER, need.servers)
-    fixed = CPU_OVERHEAD + need.model.weights + need.model.adapters + need.resident
+    fixed = CPU_OVERHEAD + need.model.weights + need.model.adapters + need.model.embedding + need.resident
     cache = budget - fixed
     if need.model.token is not None:
         cache = min(need.context_bytes * need.sequences, max(need.context_bytes, cache))
     if cache <= 0 or fixed + cache > left:
-        raise _too_little(need, left, fixed, in_flight=need.context_length)
+        raise _too_little(need, left, fixed, in_flight=need.context_length, parts=1)
     return ServerMemory((CPU,), fixed + cache, kv_cache=cache)
 
 
@@ -181,26 +199,25 @@ def give_on_gpus(need: MemoryNeed, gpus: Sequence[Gpu], claims: Sequence[MemoryC
     left = {gpu: gpu.free - _untaken(claims, gpu.name) for gpu in gpus}
     chosen = sorted(gpus, key=lambda gpu: (taken.count(gpu.name), gpu is trainer, -left[gpu]))[: need.gpus_each]
     together = math.ceil(need.servers * need.gpus_each / len(gpus))
-    fixed = GPU_OVERHEAD + (need.model.weights + need.model.adapters) // need.gpus_each
-    in_flight = _in_flight(need, max(gpu.total for gpu in chosen))
-    needed = fixed + need.sequence_bytes(need.context_length, in_flight) // need.gpus_each
+    batched = need.batched_tokens or _batched_tokens(max(gpu.total for gpu in chosen))
+    # One step for each stage, and one that is prepared meanwhile: ``max_in_flight_tokens`` in vLLM's ``config/vllm.py``.
+    in_flight, parts = batched * (need.stages + 1), need.gpu_cache_parts
+    fixed = need.fixed_on_gpu(batched)
+    needed = fixed + need.sequence_bytes(need.context_length, in_flight) // parts
     given = min(
         _give_on_gpu(need, needed, left[gpu], claims, gpu, together=together, trains=gpu is trainer) for gpu in chosen
     )
     if given < needed:
-        raise _too_little(need, given, fixed, in_flight=in_flight, total=min(gpu.total for gpu in chosen))
+        total = min(gpu.total for gpu in chosen)
+        raise _too_little(need, given, fixed, in_flight=in_flight, parts=parts, total=total)
     # Rounded down: more than is free would end vLLM at its start.
     fraction = math.floor(given / max(gpu.total for gpu in chosen) * 1e4) / 1e4
     return ServerMemory(tuple(gpu.name for gpu in chosen), given, fraction=fraction)
 
 
-def _in_flight(need: MemoryNeed, total: int) -> int:
-    """Return the most tokens in steps that have not ended: one step for each stage, and one that is prepared meanwhile.
-
-    As ``max_in_flight_tokens`` in vLLM's ``config/vllm.py`` has it.
-    """
-    batched = need.batched_tokens or next(tokens for least, tokens in _BATCHED_TOKENS if total >= least)
-    return batched * (need.stages + 1)
+def _batched_tokens(total: int) -> int:
+    """Return the most tokens of one step on a GPU of ``total`` bytes, if vLLM chooses."""
+    return next(tokens for least, tokens in _BATCHED_TOKENS if total >= least)
 
 
 def _give_on_gpu(
@@ -230,12 +247,12 @@ def _equal_share(left: int, claims: Sequence[MemoryClaim], device: str, share: f
 
 
 def _too_little(
-    need: MemoryNeed, left: int, fixed: int, *, in_flight: int, total: int | None = None
+    need: MemoryNeed, left: int, fixed: int, *, in_flight: int, parts: int, total: int | None = None
 ) -> InvalidRequest | EngineFailure:
     """Return the error. It is for good only where the device as a whole, of ``total`` bytes, is too small."""
-    fits = need.fitting((left - fixed) * need.gpus_each, in_flight) if need.model.token else 0
+    fits = need.fitting((left - fixed) * parts, in_flight) if need.model.token else 0
     way = f"set WEFT_VLLM_CONTEXT_LENGTH to at most {fits}, or free memory" if fits > 0 else "free memory"
-    needed = fixed + need.sequence_bytes(need.context_length, in_flight) // need.gpus_each
+    needed = fixed + need.sequence_bytes(need.context_length, in_flight) // parts
     message = (
         f"a vLLM server needs {needed / _GIB:.1f} GiB for its weights, its adapters and one sequence of {need.context_length} "
         f"tokens, and its share of what is left on its device is {left / _GIB:.1f} GiB: {way}, or set a larger "

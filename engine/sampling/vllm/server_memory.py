@@ -48,20 +48,28 @@ _BATCHED = ("--max-num-batched-tokens",)
 class ServerMemory:
     """Bytes given to one server on each of its devices: ``cpu``, or the UUIDs of the GPUs that CUDA shows it.
 
-    ``kv_cache`` are the bytes for keys and values, None where vLLM takes what is left of ``given``. ``fraction`` is the
-    share of a GPU's memory that vLLM may use, None on a CPU.
+    ``kv_cache`` are those of them for keys and values. ``fraction`` is the share of a GPU's memory that vLLM may use, None on a
+    CPU.
     """
 
     devices: tuple[str, ...]
     given: int
-    kv_cache: int | None = None
+    kv_cache: int
     fraction: float | None = None
 
     def arguments(self) -> list[str]:
-        """Return vLLM's options."""
-        if self.fraction is not None:
-            return ["--gpu-memory-utilization", f"{self.fraction:.4f}"]
-        return ["--kv-cache-memory-bytes", str(self.kv_cache)] if self.kv_cache is not None else []
+        """Return vLLM's options.
+
+        With the bytes, vLLM does not measure what is left for keys and values, by which it takes all that other processes
+        allocate or free meanwhile for its own (``determine_available_memory`` in its ``v1/worker/gpu_worker.py``). By the
+        fraction it still looks whether as much is free at its start (``request_memory`` in its ``v1/worker/utils.py``).
+        """
+        bytes_of_cache = ["--kv-cache-memory-bytes", str(self.kv_cache)]
+        return (
+            bytes_of_cache
+            if self.fraction is None
+            else [*bytes_of_cache, "--gpu-memory-utilization", f"{self.fraction:.4f}"]
+        )
 
     def variables(self) -> dict[str, str]:
         """Return environment variables."""
@@ -69,8 +77,7 @@ class ServerMemory:
 
     def __str__(self) -> str:
         where = CPU if CPU in self.devices else f"GPU {','.join(self.devices)}"
-        cache = f", {self.kv_cache / _GIB:.2f} GiB of them for keys and values" if self.kv_cache is not None else ""
-        return f"{self.given / _GIB:.2f} GiB on {where}{cache}"
+        return f"{self.given / _GIB:.2f} GiB on {where}, {self.kv_cache / _GIB:.2f} GiB of them for keys and values"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,12 +214,12 @@ def give_on_gpus(need: MemoryNeed, gpus: Sequence[Gpu], claims: Sequence[MemoryC
     given = min(
         _give_on_gpu(need, needed, left[gpu], claims, gpu, together=together, trains=gpu is trainer) for gpu in chosen
     )
-    if given < needed:
+    if given < needed or given == fixed:
         total = min(gpu.total for gpu in chosen)
         raise _too_little(need, given, fixed, in_flight=in_flight, parts=parts, total=total)
     # Rounded down: more than is free would end vLLM at its start.
     fraction = math.floor(given / max(gpu.total for gpu in chosen) * 1e4) / 1e4
-    return ServerMemory(tuple(gpu.name for gpu in chosen), given, fraction=fraction)
+    return ServerMemory(tuple(gpu.name for gpu in chosen), given, given - fixed, fraction)
 
 
 def _batched_tokens(total: int) -> int:

@@ -183,7 +183,7 @@ async def test_a_server_that_starts_again_asks_for_the_memory_that_it_had(
             need = self._settings.need
             assert need is not None
             had.append(need.had.given if need.had else 0)
-            self.memory = ServerMemory(("a",), 30 + len(had), fraction=0.5)
+            self.memory = ServerMemory(("a",), 30 + len(had), kv_cache=10, fraction=0.5)
 
     async def up(_: VllmReplica) -> None:
         """Leave the server unasked."""

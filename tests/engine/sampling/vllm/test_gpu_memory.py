@@ -52,9 +52,18 @@ def test_llama_8b_with_its_whole_context_starts_beside_a_trainer_on_one_h100(tmp
     # The trainer has the base, too: the whole context is beyond the half of what is left, and is there.
     free = H100 - WEIGHTS - GIB
     assert fixed + cache > free // 2
-    assert give_on_gpus(need, [Gpu(0, "a", H100, free)], []).given == fixed + cache
+    memory = give_on_gpus(need, [Gpu(0, "a", H100, free)], [])
+    assert (memory.given, memory.kv_cache) == (fixed + cache, cache)
     with pytest.raises(EngineFailure, match=rf"needs {(fixed + cache) / GIB:.1f} GiB"):
         give_on_gpus(need, [Gpu(0, "a", H100, fixed + cache)], [])
+
+
+def test_without_the_size_of_a_token_all_that_is_left_is_for_keys_and_values() -> None:
+    need = MemoryNeed(model=ModelMemory(weights=GIB, adapters=0, token=None), context_length=128, sequences=2)
+    memory = give_on_gpus(need, [Gpu(0, "a", 80 * GIB, 40 * GIB)], [])
+    assert (memory.given, memory.kv_cache) == (20 * GIB, 16 * GIB)
+    with pytest.raises(EngineFailure):
+        give_on_gpus(need, [Gpu(0, "a", 80 * GIB, 4 * GIB)], [])
 
 
 def test_a_smaller_gpu_has_smaller_steps_and_an_operators_number_wins(tmp_path: Path) -> None:

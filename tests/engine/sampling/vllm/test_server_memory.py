@@ -100,7 +100,10 @@ def test_servers_go_to_gpus_without_the_trainer_first_and_leave_it_a_half() -> N
         claims.append(claim(give_on_gpus(need, GPUS, claims)))
     assert [one.memory.devices for one in claims] == [("b",), ("c",), ("a",)]
     assert [one.memory.given / GIB for one in claims] == pytest.approx([79 * 0.9, 78 * 0.9, 60 * 0.5])
-    assert claims[2].memory.arguments() == ["--gpu-memory-utilization", "0.3750"]
+    cache = 30 * GIB - GPU_OVERHEAD - 4 * GIB
+    sizes = ["--kv-cache-memory-bytes", str(cache), "--gpu-memory-utilization", "0.3750"]
+    assert claims[2].memory.arguments() == sizes
+    assert str(claims[2].memory) == "30.00 GiB on GPU a, 23.00 GiB of them for keys and values"
     assert claims[2].memory.variables() == {"CUDA_VISIBLE_DEVICES": "a"}
 
 
@@ -156,11 +159,11 @@ def test_a_server_that_starts_again_beside_another_trainer_takes_no_more_than_it
     need, gpus = replace(BIG, servers=2), list(GPUS[:2])
     had = give_on_gpus(need, gpus, [])
     assert (had.devices, had.given) == (("b",), int(79 * GIB * 0.9))
-    taken = claim(ServerMemory(("b",), 70 * GIB, fraction=0.875), untaken=0)
+    taken = claim(ServerMemory(("b",), 70 * GIB, GIB, 0.875), untaken=0)
     full = [gpus[0], replace(gpus[1], free=9 * GIB)]
     again = give_on_gpus(replace(need, had=had), full, [taken])
     assert (again.devices, again.given) == (("a",), 30 * GIB)
-    fellow = ServerMemory(("a",), 40 * GIB, fraction=0.5)
+    fellow = ServerMemory(("a",), 40 * GIB, GIB, 0.5)
     assert give_on_gpus(replace(need, had=fellow), full, [taken]).given == 40 * GIB
 
 
@@ -173,13 +176,13 @@ def test_a_server_beyond_its_share_leaves_its_neighbours_theirs() -> None:
     with pytest.raises(EngineFailure, match=r"needs 27\.4 GiB"):
         give_on_gpus(need, [replace(gpus[0], free=57 * GIB)], [first])
     # Neither a wish nor a whole context takes the share of a server to come: 10 GiB of 40.
-    again, fewer = beside_a_trainer(40 * GIB, servers=2, had=ServerMemory(("a",), 36 * GIB, fraction=0.45))
+    again, fewer = beside_a_trainer(40 * GIB, servers=2, had=ServerMemory(("a",), 36 * GIB, GIB, 0.45))
     with_share = give_on_gpus(again, fewer, [])
     assert with_share.given == 40 * GIB - GIB // 2 - 10 * GIB
     small = replace(need, model=replace(need.model, weights=GIB))
     assert give_on_gpus(small, fewer, [claim(with_share)]).given >= 9 * GIB
     # A running neighbour holds its own memory already.
-    running = claim(ServerMemory(("a",), 10 * GIB, fraction=0.1), untaken=0)
+    running = claim(ServerMemory(("a",), 10 * GIB, GIB, 0.1), untaken=0)
     assert give_on_gpus(again, [replace(fewer[0], free=40 * GIB)], [running]).given == 36 * GIB
 
 

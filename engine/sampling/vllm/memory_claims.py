@@ -76,6 +76,11 @@ def write_note(folder: Path, note: MemoryNote) -> None:
     new.replace(folder / _NOTE)
 
 
+def forget_note(folder: Path) -> None:
+    """Take back what ``give_memory`` noted in the private folder ``folder``."""
+    (folder / _NOTE).unlink(missing_ok=True)
+
+
 def memory_claims() -> Iterator[MemoryClaim]:
     """Yield the claims of this user's servers that are starting or running on this machine."""
     for file in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*/{_NOTE}"):

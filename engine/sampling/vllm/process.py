@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -17,11 +17,12 @@ from contracts.errors import EngineFailure
 from engine.sampling.vllm import guard as vllm_guard
 from engine.sampling.vllm.cores import bind_engine, one_process_variables
 from engine.sampling.vllm.http import UNIX, VllmHttp
-from engine.sampling.vllm.memory_claims import FOLDER_PREFIX, MemoryNote, give_memory, write_note
+from engine.sampling.vllm.memory_claims import FOLDER_PREFIX, MemoryNote, forget_note, give_memory, write_note
 from engine.sampling.vllm.served_length import served_length
 from engine.sampling.vllm.server_log import MOST_BYTES, ServerLog
 from engine.sampling.vllm.server_memory import MemoryNeed, ServerMemory, is_sized_by_operator
 from engine.sampling.vllm.start_failures import explain_start_failure
+from engine.sampling.vllm.start_turns import end_of_turn, is_someones_turn, turn
 
 _SOCKET = "api.sock"
 _TAIL_BYTES = 4000
@@ -173,12 +174,16 @@ class VllmProcess:
         """
         # Not in the data folder: a socket's path has at most 107 characters. ``mkdtemp`` makes it for its owner only.
         self._folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
-        try:
-            await self._give_memory(self._folder)
-            await self._start_guard(self._folder / _SOCKET)
-        except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
+        with ExitStack() as turns:
+            try:
+                await self._give_memory(self._folder, turns)
+                await self._start_guard(self._folder / _SOCKET)
+            except BaseException:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                raise
+            await self._come_up()
+
+    async def _come_up(self) -> None:
         is_up = False
         try:
             async with asyncio.timeout(self._settings.start_deadline_s):
@@ -193,13 +198,23 @@ class VllmProcess:
             if not is_up:
                 await self.stop()
 
-    async def _give_memory(self, folder: Path) -> None:
+    async def _give_memory(self, folder: Path, turns: ExitStack) -> None:
+        """Set the server's memory; on GPUs once it is its turn to start there, which ``turns`` ends."""
         settings = self._settings
         if settings.need is None or is_sized_by_operator(settings.extra, settings.variables()):
             return
-        self.memory = await asyncio.to_thread(give_memory, settings.need, folder, on_cpu=settings.on_cpu)
-        if self.memory is not None:
-            _log.info("a vLLM server for %s gets %s", settings.served_model, self.memory)
+        while True:
+            memory = await asyncio.to_thread(give_memory, settings.need, folder, on_cpu=settings.on_cpu)
+            if memory is None:
+                return
+            if not is_someones_turn(memory.gpus):
+                break
+            # Reckoned again afterwards: what the other one has by then is gone from the GPU, and was promised to it, too.
+            forget_note(folder)
+            await end_of_turn(memory.gpus)
+        turns.enter_context(turn(memory.gpus))
+        self.memory = memory
+        _log.info("a vLLM server for %s gets %s", settings.served_model, memory)
 
     def _note_memory(self, *, is_up: bool) -> None:
         if self.memory is not None and self._folder is not None and self._folder.exists():

@@ -57,6 +57,11 @@ class ServerMemory:
     kv_cache: int
     fraction: float | None = None
 
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """UUIDs of the server's GPUs; none on a CPU."""
+        return () if CPU in self.devices else self.devices
+
     def arguments(self) -> list[str]:
         """Return vLLM's options.
 
@@ -73,10 +78,10 @@ class ServerMemory:
 
     def variables(self) -> dict[str, str]:
         """Return environment variables."""
-        return {} if CPU in self.devices else {"CUDA_VISIBLE_DEVICES": ",".join(self.devices)}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
 
     def __str__(self) -> str:
-        where = CPU if CPU in self.devices else f"GPU {','.join(self.devices)}"
+        where = f"GPU {','.join(self.gpus)}" if self.gpus else CPU
         return f"{self.given / _GIB:.2f} GiB on {where}, {self.kv_cache / _GIB:.2f} GiB of them for keys and values"
 
 

@@ -23,6 +23,7 @@ from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from contracts.operations import LoraSettings
 from engine.model.base_outline import BaseOutline, ModelNames, WeightDigest
+from engine.model.device_choice import choose_device
 from engine.model.device_turns import DeviceTurns
 from engine.model.input_layout import InputLayout, observe_layouts, restore_rows
 from engine.model.lora import AdapterSegment, AdapterSegments, LoraLayout, Projection, ProjectionGroup, layout_of
@@ -95,8 +96,10 @@ class BaseModel:
         Raises ``InvalidRequest`` when the folder cannot be loaded or lacks attention or MLP projections.
         """
         if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        return cls(facts, read_model(facts, dtype=dtype).to(device), gradient_checkpointing=gradient_checkpointing)
+            device = choose_device()
+        model = read_model(facts, dtype=dtype).to(device)
+        log.info("base %s is on %s, of %s", facts.name, device, str(model.dtype).removeprefix("torch."))
+        return cls(facts, model, gradient_checkpointing=gradient_checkpointing)
 
     @property
     def name(self) -> str:

@@ -27,6 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from contracts.base_model import BaseModelFacts
 from contracts.errors import ProcessMustEnd
 from engine.model.base import BaseModel, read_model
+from engine.model.device_choice import choose_device
 from engine.training.executors.group_messages import Heartbeat, Message, SentResult, Stop, Work
 from engine.training.executors.sharding import ShardedLayers
 from engine.training.fused_micro_batch import FusedMicroBatches, MicroBatchResult
@@ -81,7 +82,7 @@ class TrainerGroup:
         ranks do not come within the timeout.
         """
         if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+            device = choose_device()
         place = torch.device(device)
         if place.type == "cuda":
             place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

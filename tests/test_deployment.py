@@ -133,6 +133,24 @@ def test_every_container_is_confined() -> None:
         assert {"mem_limit", "pids_limit"} <= service.keys(), name
 
 
+def test_the_overlay_for_gpus_gives_them_to_the_trainer_and_changes_nothing_else() -> None:
+    class Loader(yaml.SafeLoader):
+        """Knows Compose's word for a list that takes another one's place."""
+
+    Loader.add_constructor("!override", lambda loader, node: loader.construct_sequence(node))
+    text = (ROOT / "compose.gpu.yaml").read_text()
+    overlay = yaml.load(text, Loader)
+    (name, changes), *others = overlay["services"].items()
+    assert others == []
+    assert _command(name) == ["worker"]
+    (device,) = changes["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+    assert [place.partition(":")[0] for place in changes["tmpfs"]] == WEFT[name]["tmpfs"]
+    assert all(place.endswith(":exec") for place in changes["tmpfs"])
+    assert not changes.keys() & {"security_opt", "cap_drop", "cap_add", "read_only", "pids_limit"}
+    assert "compose.gpu.yaml" in (ROOT / "docs/how-to/run-a-cluster.md").read_text()
+
+
 def test_redis_asks_for_a_password() -> None:
     assert "--requirepass ${REDIS_PASSWORD:?}" in COMPOSE["services"]["redis"]["command"]
     assert all(":${REDIS_PASSWORD:?}@" in service["environment"]["WEFT_REDIS_URL"] for service in WEFT.values())

@@ -221,3 +221,19 @@ def test_a_server_keeps_as_many_adapters_as_the_hosts_memory_has_places_for(
     assert command[command.index("--max-cpu-loras") + 1] == str(resident + 2)
     # The memory of another's server is not known here.
     assert external.settings.max_resident == 32
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_options_that_change_a_servers_memory_are_reckoned_with(
+    bases: tuple[BaseModelFacts, BaseModelFacts], tmp_path: Path, *, head: bool
+) -> None:
+    arguments = ("--tensor-parallel-size=2", "--pipeline-parallel-size", "3", "--max-num-batched-tokens", "512")
+    settings = Settings(
+        vllm_replicas=1, vllm_command=COMMAND, vllm_arguments=arguments, vllm_head_adapters=head, vllm_sequences=7
+    )
+    (source,) = vllm_sources(settings, bases[0], DataFolder(tmp_path), trains_here=True)
+    assert isinstance(source, ManagedVllm)
+    need = source.process_settings.need
+    assert need is not None
+    assert (need.gpus_each, need.stages, need.batched_tokens, need.sequences) == (6, 3, 512, 7)
+    assert (need.model.head > 0, need.model.embedding > 0) == (head, head)

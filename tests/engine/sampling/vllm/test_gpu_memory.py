@@ -93,6 +93,16 @@ def test_halves_of_adapters_that_vllm_does_not_cut_are_whole_on_each_gpu(tmp_pat
     assert (without.adapters, without.head, without.embedding) == (cut + whole, 0, 0)
 
 
+def test_places_for_adapters_are_those_that_vllm_makes(tiny_model_dir: Path) -> None:
+    """The bytes of ``lora_a_stacked`` and ``lora_b_stacked`` in vLLM 0.32 on a CPU, with 2 places of rank 8, by layer."""
+    qkv, out, gate_up, down = (98_304, 65_536), (32_768, 32_768), (65_536, 131_072), (65_536, 32_768)
+    head = embedding = 8192 + 20_480
+    model = ModelMemory.read(tiny_model_dir, dtype="float32", max_rank=8, adapters=2)
+    assert model.adapters == sum(qkv) + sum(out) + sum(gate_up) + sum(down) + head
+    assert model.whole == qkv[0] + out[1] + gate_up[0] + down[1]
+    assert (model.head, model.embedding) == (head, embedding)
+
+
 def test_keys_and_values_are_cut_over_no_more_gpus_than_they_have_heads(tmp_path: Path) -> None:
     assert base(tmp_path).cache_parts(4, 1) == 4
     assert base(tmp_path, num_key_value_heads=2).cache_parts(4, 3) == 2 * 3

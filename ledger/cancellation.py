@@ -131,8 +131,7 @@ async def end_samples(
     # Sorted here: SQLite would read all operations in the order of their ids.
     query = select(*_COLUMNS).where(IS_PENDING, IS_SAMPLE, *_samples_of(selection))
     found = {row.id: row for row in await transaction.execute(query)}
-    # Tokens count again once the sampling process says how many it has drawn.
-    ended = await _fail(transaction, sorted(found), error, now, tokens=0)
+    ended = await _fail(transaction, sorted(found), error, now)
     return [_ended(found[one]) for one in ended]
 
 
@@ -171,10 +170,11 @@ async def end_training(
     return [*(_ended(found[one], trainers[found[one].lane]) for one in ended), *orphaned]
 
 
-async def _fail(
-    transaction: AsyncSession, ids: Sequence[str], error: WeftError, now: datetime, **values: object
-) -> list[str]:
-    """Fail those of the operations that are pending still, and return their ids. ``ids`` are sorted, as locks need it."""
+async def _fail(transaction: AsyncSession, ids: Sequence[str], error: WeftError, now: datetime) -> list[str]:
+    """Fail those of the operations that are pending still, and return their ids. ``ids`` are sorted, as locks need it.
+
+    None has used tokens: those of a sample count again once the sampling process says how many it has drawn.
+    """
     failed: list[str] = []
     ended: list[Charged] = []
     for some in _parts(ids):
@@ -182,7 +182,7 @@ async def _fail(
         pending = [row.id for row in rows]
         if pending:
             failing = update(operations).where(operations.c.id.in_(pending))
-            columns = {"state": OperationState.FAILED, "finished_at": now, **error_columns(error), **values}
+            columns = {"state": OperationState.FAILED, "finished_at": now, "tokens": 0, **error_columns(error)}
             await transaction.execute(failing.values(**columns))
             await transaction.execute(sql.DROP_PAYLOADS, {"ids": pending})
         failed += pending

@@ -12,24 +12,22 @@ from typing import Any, Self
 from sqlalchemy import (
     ColumnElement,
     Select,
-    and_,
     bindparam,
     case,
     func,
     literal,
     literal_column,
-    or_,
     select,
     tuple_,
     union_all,
 )
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.errors import CANCELLED_CODES
 from contracts.ids import TenantId
 from contracts.ledger_records import OperationState
 from store.inserts import dialect_insert
 from store.tables import Operation, Tenant, UsageDay
+from tenants.metered_operations import IS_METERED
 from tenants.text_cursors import cursor_of, values_of, wrong_cursor
 from tenants.usage_hours import add_hours
 
@@ -39,8 +37,6 @@ _DAYS: dict[str, ColumnElement[str]] = {
     "postgresql": func.to_char(func.timezone("UTC", Operation.finished_at), "YYYY-MM-DD"),
 }
 """The day (ISO, UTC) on which an operation ended, by dialect."""
-_IS_METERED = or_(_IS_DONE, and_(Operation.error_code.in_(CANCELLED_CODES), Operation.tokens > 0))
-"""Done operations, and samples that were cancelled after some tokens."""
 _STALE = select(
     Operation.tenant_id,
     Operation.lane,
@@ -52,7 +48,7 @@ _STALE = select(
     Operation.tokens,
     Operation.sampled_tokens,
     Operation.cached_tokens,
-    case((_IS_METERED, 1), else_=0).label("is_metered"),
+    case((IS_METERED, 1), else_=0).label("is_metered"),
 ).where(Operation.id.in_(bindparam("ids", expanding=True)))
 
 _DAY_KEY = (UsageDay.tenant_id, UsageDay.day, UsageDay.base_model, UsageDay.kind)
@@ -134,7 +130,7 @@ async def tokens_since(session: AsyncSession, tenant: TenantId, since: datetime)
     """Return the tenant's tokens from the beginning of a day on, with those of operations that are not pruned yet."""
     day = since.date().isoformat()
     added = select(func.sum(UsageDay.tokens)).where(UsageDay.tenant_id == tenant, UsageDay.day >= day)
-    ended = (Operation.pruned_at.is_(None), _IS_METERED)
+    ended = (Operation.pruned_at.is_(None), IS_METERED)
     recent = select(func.sum(Operation.tokens)).where(
         Operation.tenant_id == tenant, Operation.finished_at >= since, *ended
     )
@@ -157,7 +153,7 @@ def _both(
             func.sum(case((_IS_DONE, 1), else_=0)).label("operations"),
             func.sum(Operation.tokens).label("tokens"),
         )
-        .where(Operation.finished_at.is_not(None), Operation.pruned_at.is_(None), _IS_METERED, *of_operations)
+        .where(Operation.finished_at.is_not(None), Operation.pruned_at.is_(None), IS_METERED, *of_operations)
         .group_by(Operation.tenant_id, literal_column("2"), Operation.base_model, Operation.kind)
     )
     # One statement sees one state: what is pruned meanwhile is in one of the two.

@@ -27,7 +27,6 @@ from sqlalchemy import (
     literal,
     literal_column,
     null,
-    or_,
     select,
     tuple_,
     type_coerce,
@@ -40,12 +39,12 @@ from sqlalchemy.dialects.sqlite import Insert as SqliteInsert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.errors import CANCELLED_CODES
 from contracts.ids import TenantId
 from contracts.ledger_records import OperationState
 from contracts.operations import OperationKind
 from store.tables import Operation, Session, StorageHour, UsageHour
 from store.tables.base import UtcDateTime
+from tenants.metered_operations import IS_METERED
 from tenants.reach import Owner, Reach, default_project, tenant_of
 
 SUMS = ("operations", "failed", "train_tokens", "prompt_tokens", "cached_prompt_tokens", "sampled_tokens")
@@ -356,7 +355,6 @@ def _rolled(tenants: Collection[TenantId], since: datetime, before: datetime) ->
 def _sums() -> list[ColumnElement[Any]]:
     """Return ``SUMS`` of operations that have ended, as columns of a query that groups them."""
     is_done, is_sample = Operation.state == OperationState.DONE, Operation.kind == OperationKind.SAMPLE
-    is_metered = or_(is_done, and_(Operation.error_code.in_(CANCELLED_CODES), Operation.tokens > 0))
 
     def sum_where(value: ColumnElement[Any], *conditions: ColumnElement[bool]) -> ColumnElement[Any]:
         return func.sum(case((and_(*conditions), value), else_=0))
@@ -365,10 +363,10 @@ def _sums() -> list[ColumnElement[Any]]:
     sums = {
         "operations": sum_where(one, is_done),
         "failed": sum_where(one, ~is_done),
-        "train_tokens": sum_where(Operation.tokens.expression, is_metered, ~is_sample),
-        "prompt_tokens": sum_where(Operation.tokens - Operation.sampled_tokens, is_metered, is_sample),
-        "cached_prompt_tokens": sum_where(Operation.cached_tokens.expression, is_metered, is_sample),
-        "sampled_tokens": sum_where(Operation.sampled_tokens.expression, is_metered, is_sample),
+        "train_tokens": sum_where(Operation.tokens.expression, IS_METERED, ~is_sample),
+        "prompt_tokens": sum_where(Operation.tokens - Operation.sampled_tokens, IS_METERED, is_sample),
+        "cached_prompt_tokens": sum_where(Operation.cached_tokens.expression, IS_METERED, is_sample),
+        "sampled_tokens": sum_where(Operation.sampled_tokens.expression, IS_METERED, is_sample),
     }
     return [sums[name].label(name) for name in SUMS]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -28,18 +28,21 @@ from contracts.operations import (
 from ledger.cancellation import OfKeys, OfLane, OfOperation, OfSession, OfTenant, Selection, client_silent
 from ledger.ledger import Ledger
 from ledger.payload_files import PayloadFiles
+from ledger.pruning import prune
 from ledger.wakeups import Wakeups, cancelled_samples_topic, operation_topic, recalls_topic
 from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.tables import ApiKey, Operation, OperationPayload, Run, RunState
 from telemetry.telemetry import Telemetry
+from tenants.budget_settings import BudgetName, budgets_of, set_budget
+from tenants.budgets import Period
 from tenants.keys import create_key
 from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
-from tenants.usage import usage
+from tenants.usage import tokens_since, usage
 from tests.ledger_heads import TRAINER, ready_heads
 from tests.payloads import digest, stored
 
@@ -60,8 +63,10 @@ class Owner:
     sampler: SamplerId
     accepted: list[RequestId] = field(default_factory=list)
 
-    async def send(self, lane: str, seq_id: int, payload: Payload, kind: OperationKind) -> RequestId:
-        tokens = len(payload.prompt) if isinstance(payload, SampleRequest) else 0
+    async def send(
+        self, lane: str, seq_id: int, payload: Payload, kind: OperationKind, *, tokens: int = 0
+    ) -> RequestId:
+        tokens = len(payload.prompt) if isinstance(payload, SampleRequest) else tokens
         new = NewOperation(
             self.tenant, lane, seq_id, kind, BASE, stored(payload), digest(payload), tokens=tokens, key_id=self.key
         )
@@ -71,6 +76,10 @@ class Owner:
 
     async def step(self, seq_id: int) -> RequestId:
         return await self.send(self.run, seq_id, OptimStep(learning_rate=seq_id * 1e-3), OperationKind.OPTIM_STEP)
+
+    async def train(self, seq_id: int, *, tokens: int, run: str | None = None) -> RequestId:
+        payload = OptimStep(learning_rate=seq_id * 1e-3)
+        return await self.send(run or self.run, seq_id, payload, OperationKind.OPTIM_STEP, tokens=tokens)
 
     async def sample(self, seq_id: int) -> RequestId:
         request = SampleRequest(prompt=np.array([1, 2, 3], dtype=np.int64))
@@ -250,6 +259,35 @@ async def test_a_run_whose_creation_is_cancelled_has_failed_for_good(two: Two) -
         "run_unloaded",
         "the model was never made: cancelled by the test",
     )
+
+
+async def test_training_that_was_cancelled_counts_no_tokens_before_and_after_pruning(two: Two) -> None:
+    """Budgets say so too. A neighbour's that was done counts, and so does what the tenant had done before."""
+    since = utc_now().date() - timedelta(days=1)
+    for one in (two.cat, two.dog):
+        async with two.database.write() as transaction:
+            await set_budget(transaction, one.tenant, BudgetName(Period.TOTAL), 10**6, utc_now())
+        await one.train(1, tokens=10)
+    async with two.database.read() as session:
+        heads = {one.lane: one for one in await ready_heads(two.ledger, session, BASE)}
+    async with two.database.write() as transaction:
+        await two.ledger.complete(transaction, [Completion(one, OptimStepped({})) for one in heads.values()])
+        run = await create_run(
+            transaction, two.cat.tenant, NewRun(two.cat.session, 5, BASE, LoraSettings(4, seed=1), None), utc_now
+        )
+    await two.cat.send(run, 0, CreateModel(BASE, LoraSettings(4)), OperationKind.CREATE_MODEL)
+    cancelled = [await two.cat.train(2, tokens=1000), await two.cat.train(1, tokens=500, run=run)]
+    assert set(cancelled) < await two.cancel(OfTenant(two.cat.tenant))
+    for _ in range(2):
+        async with two.database.read() as session:
+            assert {line.tenant: line.tokens for line in await usage(session, since=since)} == {"cat": 10, "dog": 10}
+            for one in (two.cat, two.dog):
+                spent = [found.spent for found in await budgets_of(session, one.tenant, utc_now())]
+                assert (spent, await tokens_since(session, one.tenant, datetime.min.replace(tzinfo=UTC))) == ([10], 10)
+            kept = await session.scalars(select(Operation.tokens).where(Operation.id.in_(cancelled)))
+            assert kept.all() == [0, 0]
+        async with two.database.write() as transaction:
+            await prune(transaction, finished_before=utc_now() + timedelta(hours=1), now=utc_now())
 
 
 @pytest.mark.parametrize("why", [WHY, client_silent()], ids=lambda error: error.code)

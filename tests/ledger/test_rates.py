@@ -184,6 +184,22 @@ async def test_a_cancelled_one_leaves_the_line_and_those_before_it_run_no_earlie
     assert charged.charged - charged.returned == 900
 
 
+async def test_cancelled_training_gives_back_all_that_it_was_charged(limited: list[Process]) -> None:
+    cats = await tenant(limited, "cats")
+    one = limited[0]
+    run = await ready_run(one, cats)
+    async with one.database.read() as session:
+        limits = await limits_of(session, cats, DEFAULTS)
+    ids = [await one.training.accept(batch(cats, run, seq_id), limits) for seq_id in range(1, 5)]
+    async with one.database.write() as transaction:
+        await one.ledger.cancel(transaction, OfOperation(ids[1]), Cancelled("cancelled"))
+    charged = await rate_of(one, cats, "train")
+    assert charged is not None
+    assert charged.charged - charged.returned == 3 * TOKENS
+    waiting = [mark for mark in await marks(one, cats, OperationKind.FORWARD_BACKWARD) if mark is not None]
+    assert sorted({*waiting}) == [0, TOKENS, 2 * TOKENS], "those behind it move up"
+
+
 async def test_a_raised_rate_lets_waiting_work_run_and_without_one_nothing_waits(limited: list[Process]) -> None:
     cats = await tenant(limited, "cats")
     one = limited[0]

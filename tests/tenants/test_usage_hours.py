@@ -14,6 +14,7 @@ from store.tables import Operation, Project, Session
 from tenants.price_additions import NewPrice, add_price
 from tenants.prices import Meter
 from tenants.run_retention import forget_sessions
+from tenants.usage import tokens_since
 from tenants.usage_costs import priced, priced_pages
 from tenants.usage_hours import SUMS, BucketWidth, Dimension, UsageLine, usage_lines
 from tenants.usage_places import line_before
@@ -112,6 +113,20 @@ async def test_a_failed_operation_is_counted_and_its_tokens_are_not(books: Books
         assert (line.operations, line.failed, line.train_tokens) == (0, 2, 0)
         assert (line.prompt_tokens, line.sampled_tokens) == (6, 5), "a sample that was cancelled while it was drawn"
         await books.prune(NOON + timedelta(hours=1))
+
+
+async def test_a_cancelled_pass_counts_no_tokens_whatever_its_row_has(books: Books) -> None:
+    """Rows of another version have what it would have used."""
+    await books.ended(0, NOON, state=OperationState.FAILED, error_code=Cancelled.code, tokens=10**6)
+    await books.ended(0, NOON)
+    await books.ended(1, NOON, tokens=30)
+    for _ in range(2):
+        for who, (failed, tokens) in enumerate(((1, 10), (0, 30))):
+            (line,) = await books.lines(who)
+            assert (line.operations, line.failed, line.train_tokens) == (1, failed, tokens)
+            async with books.database.read() as session:
+                assert await tokens_since(session, books.tenants[who], NOON - HOUR) == tokens
+        await books.prune(NOON + HOUR)
 
 
 async def test_usage_follows_the_sessions_project_and_keeps_it_when_the_session_is_forgotten(books: Books) -> None:

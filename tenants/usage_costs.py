@@ -78,7 +78,14 @@ async def costs_of_tenants(
 
 
 async def priced(
-    session: AsyncSession, owner: Owner, lines: Sequence[UsageLine], *, by: Collection[Dimension], width: BucketWidth
+    session: AsyncSession,
+    owner: Owner,
+    lines: Sequence[UsageLine],
+    *,
+    since: datetime,
+    before: datetime,
+    by: Collection[Dimension],
+    width: BucketWidth,
 ) -> tuple[str | None, list[PricedLine]]:
     """Return the currency, and ``lines`` with their costs: a page of ``usage_lines`` with the same arguments.
 
@@ -88,7 +95,7 @@ async def priced(
     if prices.currency is None or not lines:
         return prices.currency, [PricedLine(line, None) for line in lines]
     found: dict[_Key, list[tuple[dict[str, int], Decimal | None]]] = {}
-    for key, sums, cost in await _parts(session, owner, prices, lines, by, width):
+    for key, sums, cost in await _parts(session, owner, prices, lines, since, before, by, width):
         found.setdefault(key, []).append((sums, cost))
     return prices.currency, [_joined(line, found.get(key_of(line, by), [])) for line in lines]
 
@@ -120,7 +127,7 @@ async def priced_page(
         session, owner, since=since, before=end, by=by, width=width, limit=limit + 1, offset=offset, after=after
     )
     shown = found[:limit]
-    currency, lines = await priced(session, owner, shown, by=by, width=width)
+    currency, lines = await priced(session, owner, shown, since=since, before=end, by=by, width=width)
     return UsagePage(lines, currency, shown[-1] if len(found) > limit else None)
 
 
@@ -143,21 +150,15 @@ async def priced_pages(
             session, owner, since=since, before=before, by=(), width=BucketWidth.DAY, limit=_MOST_DAYS
         )
     for day in [line.start for line in found]:
+        begin, end = max(since, day), min(before, day + timedelta(days=1))
         last: UsageLine | None = None
         is_more = True
         while is_more:
             async with database.survey() as session:
                 page = await usage_lines(
-                    session,
-                    owner,
-                    since=max(since, day),
-                    before=min(before, day + timedelta(days=1)),
-                    by=by,
-                    width=width,
-                    limit=most,
-                    after=last,
+                    session, owner, since=begin, before=end, by=by, width=width, limit=most, after=last
                 )
-                _, lines = await priced(session, owner, page, by=by, width=width)
+                _, lines = await priced(session, owner, page, since=begin, before=end, by=by, width=width)
             yield lines
             is_more = len(page) == most
             last = page[-1] if page else None
@@ -185,11 +186,14 @@ async def _parts(
     owner: Owner,
     prices: Tariff,
     lines: Sequence[UsageLine],
+    since: datetime,
+    before: datetime,
     by: Collection[Dimension],
     width: BucketWidth,
 ) -> list[tuple[_Key, dict[str, int], Decimal | None]]:
     """Return the parts of lines in which every meter has one price, each with its line's key, its sums and its cost."""
-    first, last = lines[0].start, lines[-1].start + _LENGTHS[width]
+    # A day of which the window has a part has only that part's usage.
+    first, last = max(since, lines[0].start), min(before, lines[-1].start + _LENGTHS[width])
     rows = UsageRows(session.get_bind().dialect.name, owner, since=first, before=last)
     changes = prices.changes(first, last)
     hour = rows.start(BucketWidth.HOUR)

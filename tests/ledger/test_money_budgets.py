@@ -82,7 +82,7 @@ async def cost(one: Process, owner: TenantId) -> Decimal | None:
     window = {"since": datetime(2020, 1, 1, tzinfo=UTC), "before": utc_now() + timedelta(days=1)}
     async with one.database.read() as session:
         lines = await usage_lines(session, owner, **window, by=(), width=BucketWidth.DAY, limit=10)
-        _, found = await priced(session, owner, lines, by=(), width=BucketWidth.DAY)
+        _, found = await priced(session, owner, lines, **window, by=(), width=BucketWidth.DAY)
     return sum((line.cost or Decimal(0) for line in found), Decimal(0))
 
 

@@ -73,7 +73,8 @@ async def cost(books: Books, who: int) -> Decimal | None:
     """Return the cost of the day by its usage."""
     lines = await books.lines(who, width=BucketWidth.DAY)
     async with books.database.read() as session:
-        _, found = await priced(session, books.tenants[who], lines, by=(), width=BucketWidth.DAY)
+        bounds = {"since": NOON - timedelta(days=1), "before": NOON + timedelta(days=1)}
+        _, found = await priced(session, books.tenants[who], lines, **bounds, by=(), width=BucketWidth.DAY)
     return found[0].cost
 
 

@@ -15,7 +15,7 @@ from contracts.errors import InvalidRequest
 from store.tables.prices import Amount, Price
 from tenants.price_additions import NewPrice, add_price
 from tenants.prices import Meter, PriceLine, Tariff, tariff, told
-from tenants.usage_costs import PricedLine, priced
+from tenants.usage_costs import PricedLine, priced, priced_page, priced_pages
 from tenants.usage_documents import Document, header, lines
 from tenants.usage_exports import UsageRecord, final_before, usage_records
 from tenants.usage_hours import BucketWidth, Dimension
@@ -23,6 +23,8 @@ from tests.tenants.usage_books import NOON, Books
 
 HOUR = timedelta(hours=1)
 MIDNIGHT = NOON.replace(hour=0)
+WINDOW = {"since": NOON - timedelta(days=1), "before": NOON + timedelta(days=1)}
+"""Window of the books' lines."""
 RATES = {
     Meter.TRAIN_TOKENS: "3",
     Meter.PROMPT_TOKENS: "0.6",
@@ -42,7 +44,7 @@ async def price(
 async def costs(books: Books, who: int, *by: Dimension, width=BucketWidth.DAY) -> list[PricedLine]:
     lines = await books.lines(who, *by, width=width)
     async with books.database.read() as session:
-        currency, found = await priced(session, books.tenants[who], lines, by=by, width=width)
+        currency, found = await priced(session, books.tenants[who], lines, **WINDOW, by=by, width=width)
     assert currency in (None, "USD")
     return found
 
@@ -66,6 +68,33 @@ async def test_a_price_that_begins_at_noon_splits_the_day_exactly(books: Books) 
                 found = await costs(books, 0, *by, width=width)
                 assert sum(one.cost or Decimal(0) for one in found) == train + sample
     assert [one.cost for one in await costs(books, 1)] == [10**15 * Decimal("0.00003")]
+
+
+@pytest.mark.parametrize("is_priced", [False, True], ids=["no price", "priced"])
+async def test_a_window_within_a_day_has_its_hours_alone_whatever_has_a_price(books: Books, is_priced: bool) -> None:
+    """Bounds on and between hours, of the day's line and of its pages: the same usage, and what it cost."""
+    if is_priced:
+        await price(books, Meter.TRAIN_TOKENS, "1")
+        await price(books, Meter.TRAIN_TOKENS, "2", since=NOON)
+        await price(books, Meter.TRAIN_TOKENS, "5", since=NOON + 3 * HOUR)
+    for hours in range(-6, 7):
+        await books.ended(0, NOON + hours * HOUR, tokens=2 ** (hours + 6))
+        await books.ended(1, NOON + hours * HOUR, tokens=1000)
+    half = timedelta(minutes=30)
+    for since, before in ((-2, 2), (-3, -1), (1, 5), (-20, 0), (0, 20)):
+        for begin, end in ((since * HOUR, before * HOUR), (since * HOUR - half, before * HOUR - half)):
+            held = [hours for hours in range(-6, 7) if since <= hours < before]
+            tokens = sum(2 ** (hours + 6) for hours in held)
+            cost = sum(2 ** (hours + 6) * (5 if hours >= 3 else 2 if hours >= 0 else 1) for hours in held)
+            window = {"since": NOON + begin, "before": NOON + end, "by": (), "width": BucketWidth.DAY}
+            async with books.database.read() as session:
+                pages = [(await priced_page(session, tenant, **window, limit=9)).lines for tenant in books.tenants]
+            sent = [line async for page in priced_pages(books.database, books.tenants[0], **window) for line in page]
+            assert sum(one.line.train_tokens for one in pages[0]) == tokens
+            assert sum(one.line.train_tokens for one in pages[1]) == 1000 * len(held)
+            assert sent == pages[0]
+            costs = sum(one.cost or Decimal(0) for one in sent)
+            assert costs == (Decimal(cost).scaleb(-6) if is_priced else 0)
 
 
 async def test_usage_without_a_price_has_no_cost_and_a_bases_own_price_wins(books: Books) -> None:

@@ -92,7 +92,7 @@ async def test_pages_by_their_last_line_have_every_line_once_with_its_cost(books
             window = {"since": since, "before": before, "by": by, "width": width}
             async with books.database.read() as session:
                 whole = await usage_lines(session, books.tenants[0], **window, limit=100)
-                _, expected = await priced(session, books.tenants[0], whole, by=by, width=width)
+                _, expected = await priced(session, books.tenants[0], whole, **window)
                 paged: list[UsageLine] = []
                 while found := await usage_lines(
                     session, books.tenants[0], **window, limit=2, after=paged[-1] if paged else None

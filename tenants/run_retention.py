@@ -192,7 +192,8 @@ async def _forget_needless(transaction: AsyncSession, ids: list[str], before: da
     )
     told = delete(ClientException).where(ClientException.session_id.in_(needless))
     await transaction.execute(told.execution_options(synchronize_session=False))
-    await keep_projects(transaction, ids)
-    untold = ~exists().where(ClientException.session_id == Session.id)
-    gone = delete(Session).where(Session.id.in_(needless), untold).returning(Session.id)
+    going = needless.where(~exists().where(ClientException.session_id == Session.id))
+    # Of those alone: usage of a session that stays goes where the session does.
+    await keep_projects(transaction, going)
+    gone = delete(Session).where(Session.id.in_(going)).returning(Session.id)
     return len((await transaction.execute(gone.execution_options(synchronize_session=False))).all())

@@ -138,7 +138,7 @@ class UsageRows:
         tenant, self._rules = tenant_of(owner), _RULES[dialect]
         since, before = next_hour(since), next_hour(before)
         both = _both([tenant], since, before, self._rules)
-        project = func.coalesce(Session.project, both.c.project, default_project(tenant))
+        project = func.coalesce(_project_of(both), default_project(tenant))
         self._both = both
         self._joined = both.outerjoin(Session, Session.id == both.c.session_id)
         self._where = [project.in_(sorted(owner.projects))] if isinstance(owner, Reach) else []
@@ -252,7 +252,7 @@ async def usage_of_tenants(
     columns = [
         both.c.tenant_id,
         both.c.hour.label("start"),
-        func.coalesce(Session.project, both.c.project).label("project"),
+        _project_of(both).label("project"),
         both.c.key_id.label("key"),
         both.c.base_model,
     ]
@@ -299,8 +299,8 @@ async def forget_usage(transaction: AsyncSession, *, before: datetime, most: int
     return gone
 
 
-async def keep_projects(transaction: AsyncSession, sessions: Sequence[str]) -> None:
-    """Note the projects of sessions that are about to be forgotten with their usage."""
+async def keep_projects(transaction: AsyncSession, sessions: Select[str]) -> None:
+    """Note the projects of sessions that are about to be forgotten with their usage. ``sessions`` selects their ids."""
     project = select(Session.project).where(Session.id == UsageHour.session_id).scalar_subquery()
     await transaction.execute(
         update(UsageHour)
@@ -342,6 +342,14 @@ _RULES = {"sqlite": _TimeRules(is_sqlite=True), "postgresql": _TimeRules(is_sqli
 def _both(tenants: Collection[TenantId], since: datetime, before: datetime, rules: _TimeRules) -> Subquery:
     """Return the tenants' usage in these hours, rolled up and not."""
     return union_all(_rolled(tenants, since, before), _unrolled(tenants, since, before, rules)).subquery()
+
+
+def _project_of(both: Subquery) -> ColumnElement[Any]:
+    """Return the project of a row that is joined with its session: the session's own, or the one noted when that was forgotten.
+
+    Null is the default project.
+    """
+    return case((Session.id.is_not(None), Session.project), else_=both.c.project)
 
 
 def _is_of(column: ColumnElement[Any], tenants: Collection[TenantId]) -> ColumnElement[bool]:

@@ -6,17 +6,20 @@ from datetime import timedelta
 from itertools import combinations
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from contracts.errors import Cancelled, InvalidRequest
 from contracts.ledger_records import OperationState
-from store.tables import Operation, Project, Session
+from contracts.operations import LoraSettings
+from store.tables import Operation, Project, Session, UsageHour
 from tenants.price_additions import NewPrice, add_price
 from tenants.prices import Meter
+from tenants.reach import Reach
 from tenants.run_retention import forget_sessions
+from tenants.runs import NewRun, create_run
 from tenants.usage import tokens_since
 from tenants.usage_costs import priced, priced_pages
-from tenants.usage_hours import SUMS, BucketWidth, Dimension, UsageLine, usage_lines
+from tenants.usage_hours import SUMS, BucketWidth, Dimension, UsageLine, usage_lines, usage_of_tenants
 from tenants.usage_places import line_before
 from tests.tenants.usage_books import NOON, Books
 
@@ -147,6 +150,36 @@ async def test_usage_follows_the_sessions_project_and_keeps_it_when_the_session_
         await forget_sessions(transaction, before=NOON + timedelta(days=1), after=None, most=100)
     assert [line.project for line in await books.lines(0, Dimension.PROJECT)] == ["p-2"]
     assert [line.project for line in await books.lines(1, Dimension.PROJECT)] == [books.tenants[1]]
+
+
+async def test_usage_of_an_ended_session_that_stays_follows_it_back_to_the_default_project(books: Books) -> None:
+    """Write none of its hours anew, and tell under its own project those that an earlier version noted under another."""
+    bounds = {"since": NOON - HOUR, "before": NOON + HOUR}
+    for who, tenant in enumerate(books.tenants):
+        await books.sampled(who, NOON)
+        async with books.database.write() as transaction:
+            transaction.add(Project(id=f"p-{who}", tenant_id=tenant, name="one", created_at=NOON))
+            await transaction.flush()
+            # Runs keep their sessions.
+            new = NewRun(books.sessions[who], 0, "tiny", LoraSettings(rank=8, seed=1), None)
+            await create_run(transaction, tenant, new, lambda: NOON)
+            ended = update(Session).where(Session.id == books.sessions[who])
+            await transaction.execute(ended.values(project=f"p-{who}", ended_at=NOON))
+    await books.prune(NOON + HOUR)
+    async with books.database.write() as transaction:
+        assert (await forget_sessions(transaction, before=NOON + HOUR, after=None, most=100)).rows == 0
+        assert set(await transaction.scalars(select(UsageHour.project))) == {None}
+        # As another version noted it.
+        await transaction.execute(update(UsageHour).values(project="p-0"))
+        await transaction.execute(update(Session).where(Session.id == books.sessions[0]).values(project=None))
+    for who, project in enumerate((books.tenants[0], "p-1")):
+        assert [line.project for line in await books.lines(who, Dimension.PROJECT)] == [project]
+        async with books.database.read() as session:
+            found = await usage_of_tenants(session, [books.tenants[who]], **bounds)
+            of_project = Reach(books.tenants[who], frozenset({f"p-{who}"}))
+            seen = await usage_lines(session, of_project, **bounds, by=(), limit=9)
+        assert [line.project for line in found[books.tenants[who]]] == [project]
+        assert len(seen) == who
 
 
 async def test_an_hour_belongs_to_one_window_whenever_it_is_pruned(books: Books) -> None:

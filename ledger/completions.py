@@ -55,7 +55,14 @@ def rows_of_outcomes(
         operation, outcome = completion.operation, completion.outcome
         if operation.id not in open_ids:
             if isinstance(outcome, SampleOutput) and (drawn := outcome.drawn):
-                rows.cut.append({"operation_id": operation.id, "used": operation.tokens + drawn, "made": drawn})
+                rows.cut.append(
+                    {
+                        "operation_id": operation.id,
+                        "used": operation.tokens + drawn,
+                        "made": drawn,
+                        "cached": outcome.prompt_cache_hit_tokens,
+                    }
+                )
             continue
         open_ids.remove(operation.id)
         rows.ended.append(completion)

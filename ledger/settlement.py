@@ -144,7 +144,7 @@ async def settle(
 
 async def count_cut(transaction: AsyncSession, cut: Sequence[dict[str, Any]], now: datetime) -> None:
     """Count the tokens that cancelled samples had drawn, once: ``cut`` are the parameters of ``METER_CANCELLED``."""
-    used = {one["operation_id"]: of_sample(one["used"] - one["made"], 0, one["made"]) for one in cut}
+    used = {one["operation_id"]: of_sample(one["used"] - one["made"], one["cached"], one["made"]) for one in cut}
     late = (await transaction.execute(CUT_UNCOUNTED, {"ids": list(used)})).all()
     await transaction.execute(METER_CANCELLED, cut)
     await settle(transaction, [(row, used[row.id]) for row in late], now, is_late=True)

@@ -270,7 +270,7 @@ METER_CANCELLED = (
         _was_cancelled,
         operations.c.tokens == 0,
     )
-    .values(tokens=bindparam("used"), sampled_tokens=bindparam("made"))
+    .values(tokens=bindparam("used"), sampled_tokens=bindparam("made"), cached_tokens=bindparam("cached"))
 )
 """Counts the tokens of a sample that was cancelled while it was drawn, once."""
 

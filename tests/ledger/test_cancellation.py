@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -38,11 +39,15 @@ from telemetry.telemetry import Telemetry
 from tenants.budget_settings import BudgetName, budgets_of, set_budget
 from tenants.budgets import Period
 from tenants.keys import create_key
+from tenants.price_additions import NewPrice, add_price
+from tenants.prices import Meter as PricedMeter
 from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
 from tenants.usage import tokens_since, usage
+from tenants.usage_costs import priced_page
+from tenants.usage_hours import BucketWidth
 from tests.ledger_heads import TRAINER, ready_heads
 from tests.payloads import digest, stored
 
@@ -308,3 +313,38 @@ async def test_tokens_that_a_cancelled_sample_had_drawn_are_counted_once(two: Tw
         (line,) = await usage(session, since=utc_now().date() - timedelta(days=1))
         made = await session.scalar(select(Operation.result_bytes).where(Operation.id == began))
     assert (line.tenant, line.operations, line.tokens, made) == ("cat", 0, 2 * (3 + 2), None)
+
+
+async def test_cached_tokens_of_a_cancelled_sample_cost_what_those_of_a_whole_one_do(two: Two) -> None:
+    """Usage and the budget in money agree, before and after pruning, and so do those of a neighbour whose sample ended."""
+    rates = {
+        PricedMeter.PROMPT_TOKENS: "1000000",
+        PricedMeter.CACHED_PROMPT_TOKENS: "10000",
+        PricedMeter.SAMPLED_TOKENS: "0",
+    }
+    now = utc_now()
+    async with two.database.write() as transaction:
+        for meter, amount in rates.items():
+            await add_price(transaction, NewPrice(meter, amount, "USD"), utc_now)
+        for one in (two.cat, two.dog):
+            name = BudgetName(Period.TOTAL, currency="USD")
+            await set_budget(transaction, one.tenant, name, Decimal(100), now)
+    ids = [await two.cat.sample(1), await two.dog.sample(1)]
+    async with two.database.read() as session:
+        operations = await two.ledger.load(session, ids)
+    await two.cancel(OfTenant(two.cat.tenant))
+    drawn = SampledSequence("length", np.array([5, 6], np.int32), np.zeros(2, np.float32), None)
+    for _ in range(2):
+        async with two.database.write() as transaction:
+            ends = [Completion(one, SampleOutput([drawn], prompt_cache_hit_tokens=2)) for one in operations]
+            await two.ledger.complete(transaction, ends)
+    window = {"since": now - timedelta(days=1), "before": None, "by": (), "width": BucketWidth.DAY}
+    for _ in range(2):
+        for one in (two.cat, two.dog):
+            async with two.database.read() as session:
+                (line,) = (await priced_page(session, one.tenant, **window, limit=9)).lines
+                (budget,) = await budgets_of(session, one.tenant, now)
+            assert (line.line.prompt_tokens, line.line.cached_prompt_tokens, line.line.sampled_tokens) == (3, 2, 2)
+            assert line.cost == budget.spent == Decimal("1.02")
+        async with two.database.write() as transaction:
+            await prune(transaction, finished_before=now + timedelta(hours=1), now=now)

@@ -1,13 +1,13 @@
 """Settings of budgets: which a tenant has, what is spent of each, and the alerts that were recorded."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import ColumnElement, Table, and_, delete, select, update
+from sqlalchemy import ColumnElement, Table, and_, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest
@@ -188,8 +188,8 @@ async def budgets_of(session: AsyncSession, owner: Owner, now: datetime) -> list
 
     Those with a scope or a period that only another version knows are left out.
     """
-    query = select(budgets).where(budgets.c.tenant_id == tenant_of(owner), *known_budgets(budgets)).order_by(*BUDGET_ID)
-    rows = _reached(await session.execute(query), owner)
+    mine = (budgets.c.tenant_id == tenant_of(owner), *known_budgets(budgets), *_reached(budgets, owner))
+    rows = (await session.execute(select(budgets).where(*mine).order_by(*BUDGET_ID))).all()
     names = await _project_names(session, tenant_of(owner), {row.scope_id for row in rows if row.scope == PROJECT})
     found = []
     for row in rows:
@@ -203,10 +203,11 @@ async def budgets_of(session: AsyncSession, owner: Owner, now: datetime) -> list
 
 async def alerts_of(session: AsyncSession, owner: Owner, *, most: int = 100) -> list[Alert]:
     """Return the latest alerts of the tenant, its keys and the projects that are reached, the newest first."""
-    mine = select(alerts).where(alerts.c.tenant_id == tenant_of(owner), *known_budgets(alerts))
+    mine = select(alerts).where(
+        alerts.c.tenant_id == tenant_of(owner), *known_budgets(alerts), *_reached(alerts, owner)
+    )
     newest = mine.order_by(alerts.c.at.desc(), alerts.c.percent.desc())
-    rows = _reached(await session.execute(newest.limit(most)), owner)
-    return [alert_of(row) for row in rows]
+    return [alert_of(row) for row in await session.execute(newest.limit(most))]
 
 
 def alert_of(row: Any) -> Alert:
@@ -219,10 +220,11 @@ def _is_over(row: Any, now: datetime) -> bool:
     return row.resets_at is not None and Period(row.period).is_over(row.resets_at, now)
 
 
-def _reached(rows: Iterable[Any], owner: Owner) -> list[Any]:
+def _reached(table: Table, owner: Owner) -> list[ColumnElement[bool]]:
+    """Return the conditions on rows of budgets, or of alerts, that leave out those of projects that are not reached."""
     if not isinstance(owner, Reach):
-        return list(rows)
-    return [row for row in rows if row.scope != PROJECT or row.scope_id in owner.projects]
+        return []
+    return [or_(table.c.scope != PROJECT, table.c.scope_id.in_(sorted(owner.projects)))]
 
 
 def known_budgets(table: Table) -> list[ColumnElement[bool]]:

@@ -69,6 +69,11 @@ async def alerts(books: Books, who: int) -> Sequence[Alert]:
         return await alerts_of(session, books.tenants[who])
 
 
+async def move(books: Books, who: int, project: str | None) -> None:
+    async with books.database.write() as transaction:
+        await transaction.execute(update(Session).where(Session.id == books.sessions[who]).values(project=project))
+
+
 async def cost(books: Books, who: int) -> Decimal | None:
     """Return the cost of the day by its usage."""
     lines = await books.lines(who, width=BucketWidth.DAY)
@@ -176,6 +181,30 @@ async def test_a_period_that_ends_begins_with_nothing_spent(books: Books) -> Non
     assert await spent(books, 1, at=tomorrow) == 0
 
 
+async def test_a_key_of_some_projects_is_told_their_alerts_whatever_others_crossed_since(books: Books) -> None:
+    """Tell as many as are asked for, those of the tenant itself too, and none of another tenant."""
+    await price(books, Meter.TRAIN_TOKENS, "1000000", at=NOON - HOUR)
+    mine = []
+    for who, tenant in enumerate(books.tenants):
+        async with books.database.write() as transaction:
+            made = [await create_project(transaction, tenant, name, lambda: NOON) for name in ("paper", "other")]
+        mine.append(made[0].id)
+        for number, one in enumerate(made):
+            name = BudgetName(Period.DAY, project=one.id, currency="USD")
+            at = NOON + timedelta(minutes=number)
+            await move(books, who, one.id)
+            await budget(books, who, "10", name, at=at)
+            await used(books, who, 10, at=at)
+    await budget(books, 0, "20", at=NOON + HOUR)
+    async with books.database.read() as session:
+        for who, tenant in enumerate(books.tenants):
+            reach = Reach(tenant, frozenset({mine[who]}))
+            newest = await alerts_of(session, reach, most=4)
+            of_all = [(None, 100), (None, 80)] if who == 0 else []
+            assert [(one.name.project, one.percent) for one in newest] == [*of_all, (mine[who], 100), (mine[who], 80)]
+            assert len(await alerts_of(session, tenant)) == 4 + len(of_all)
+
+
 async def test_another_amount_tells_of_no_mark_that_an_earlier_period_crossed(books: Books) -> None:
     """Sums of the running period tell, and to the tenant whose budget it is."""
     tomorrow = NOON + timedelta(hours=13)
@@ -275,18 +304,14 @@ async def test_a_projects_budget_keeps_what_was_spent_when_the_session_moves_awa
         await budget(books, 0, "10", name)
     await budget(books, 1, "10", BudgetName(Period.DAY, project=books.tenants[1], currency="USD"))
 
-    async def move(project: str | None) -> None:
-        async with books.database.write() as transaction:
-            await transaction.execute(update(Session).where(Session.id == books.sessions[0]).values(project=project))
-
     async def of_projects() -> dict[str | None, Decimal]:
         return {one.project_name: one.spent for one in await stands(books, 0)}
 
     await used(books, 0, 1)
-    await move(made.id)
+    await move(books, 0, made.id)
     await used(books, 0, 3)
     assert await of_projects() == {"default": 1, "paper": 3}
-    await move(None)
+    await move(books, 0, None)
     assert await of_projects() == {"default": 1, "paper": 3}
     # Set anew it counts what usage has of the project now.
     for name in names.values():

@@ -55,7 +55,7 @@ async def test_a_bare_folder_is_refused_once_there_are_checkpoints(database: Dat
 async def test_a_service_whose_disk_is_not_mounted_does_not_start(
     database: Database, database_url: str, tmp_path: Path, tiny_model_dir: Path
 ) -> None:
-    """It writes nothing where the disk is to be."""
+    """Nothing is written where the disk is to be."""
     await record(database)
     (tmp_path / "data").mkdir()
     command = [sys.executable, "-m", "cli.main", "serve", "--port", "0", "--data", str(tmp_path / "data")]

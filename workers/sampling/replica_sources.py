@@ -281,7 +281,7 @@ def _memory_need(settings: Settings, facts: BaseModelFacts, most: int, *, trains
         dtype=_dtype(settings, facts),
         max_rank=settings.max_rank,
         adapters=places,
-        head=settings.vllm_head_adapters,
+        head=takes_head(settings, facts),
     )
     # Each of a server's processes, one for each of its GPUs, keeps them all.
     each = model.adapters // places * devices

@@ -75,14 +75,22 @@ async def shown(sign: asyncio.Event) -> None:
         await sign.wait()
 
 
-async def test_a_second_server_on_a_gpu_waits_for_the_end_of_the_firsts_start(
-    tmp_path: Path, gpus: list[Gpu], signs: Signs
-) -> None:
-    first, second = server(tmp_path, "first", "sick"), server(tmp_path, "second", "good")
-    starting = asyncio.create_task(first.start())
+async def behind_another(
+    folder: Path, second: VllmProcess, signs: Signs
+) -> tuple["asyncio.Task[None]", "asyncio.Task[None]"]:
+    """Have ``second`` wait behind a server that never comes up; return the starts of both."""
+    starting = asyncio.create_task(server(folder, "first", "sick").start())
     await shown(signs.began)
     waiting = asyncio.create_task(second.start())
     await shown(signs.waits)
+    return starting, waiting
+
+
+async def test_a_second_server_on_a_gpu_waits_for_the_end_of_the_firsts_start(
+    tmp_path: Path, gpus: list[Gpu], signs: Signs
+) -> None:
+    second = server(tmp_path, "second", "good")
+    starting, waiting = await behind_another(tmp_path, second, signs)
     # What is free then counts, not what was when the wait began; and what the waiting one was promised is taken back.
     gpus[0] = replace(gpus[0], free=40 * GIB)
     assert len(list(memory_claims())) == 1
@@ -119,11 +127,8 @@ async def test_a_server_on_another_gpu_does_not_wait(tmp_path: Path, gpus: list[
 async def test_a_server_that_is_given_up_while_it_waits_leaves_nothing(
     tmp_path: Path, gpus: list[Gpu], signs: Signs
 ) -> None:
-    first, second = server(tmp_path, "first", "sick"), server(tmp_path, "second", "good")
-    starting = asyncio.create_task(first.start())
-    await shown(signs.began)
-    waiting = asyncio.create_task(second.start())
-    await shown(signs.waits)
+    second = server(tmp_path, "second", "good")
+    starting, waiting = await behind_another(tmp_path, second, signs)
     for task in (waiting, starting):
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

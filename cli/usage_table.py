@@ -6,8 +6,9 @@ from typing import Final
 
 from api.admin.usage import TenantUsageBody
 from cli.tables import Table
+from tenants.metered_operations import SUMS
 from tenants.prices import sum_of, told
-from tenants.usage_hours import SUMS, Dimension
+from tenants.usage_hours import Dimension
 
 Names = Mapping[Dimension, Mapping[str, str]]
 """Names of what usage is told apart by, by ids as texts."""

@@ -189,8 +189,7 @@ class SamplingParams:
     - ``max_tokens``: None means up to the context length.
     - ``stop_strings``, ``stop_tokens``: with both None the model's end-of-sequence tokens stop. If either is given, even
       empty, only the given ones stop.
-    - ``temperature``: 0 is greedy; see ``contracts.temperatures``.
-    - ``top_k``: -1 is off.
+    - ``temperature``: 0 is greedy (``contracts.temperatures``). ``top_k``: -1 is off.
 
     Reported logprobs are of the model's own distribution: temperature 1, no truncation.
     """

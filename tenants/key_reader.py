@@ -142,8 +142,26 @@ def rights_of(row: Any) -> KeyRights:
     )
 
 
+def columns_of(rights: KeyRights) -> dict[str, Any]:
+    """Return the columns of ``api_keys`` that hold the rights: ``rights_of`` reads them."""
+    return {
+        "role": rights.role,
+        "scopes": _list(rights.scopes),
+        "projects": _list(rights.projects),
+        "expires_at": rights.expires_at,
+        "base_models": _list(rights.base_models),
+        "max_rank": rights.max_rank,
+        "networks": None if rights.networks is None else list(rights.networks),
+        "limits": dict(rights.limits) if rights.limits else None,
+    }
+
+
 def _set(values: list[str] | None) -> Any:
     return None if values is None else frozenset(values)
+
+
+def _list(values: frozenset[str] | None) -> list[str] | None:
+    return None if values is None else sorted(values)
 
 
 def _refusal() -> Unauthenticated:

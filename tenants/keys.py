@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from ipaddress import ip_network
-from typing import Any
 
 from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -15,7 +14,7 @@ from contracts.ids import TenantId
 from contracts.rate_lines import RateScope
 from store.clock import Clock
 from store.tables import ApiKey, LoginCode, Tenant, WebSession
-from tenants.key_reader import CLIENT_LIFETIME, CLIENT_TOKEN, rights_of
+from tenants.key_reader import CLIENT_LIFETIME, CLIENT_TOKEN, columns_of, rights_of
 from tenants.key_text import hash_of, key_text, new_prefix, new_secret, shown_prefix
 from tenants.limits import MOST, Counted, Limits, hold_count, limits_of
 from tenants.rate_lines import forget_lines_of_keys, set_line_paces
@@ -90,19 +89,6 @@ class Repeatable:
         return self.signer.derived("key", *self.names)
 
 
-def _columns_of(rights: KeyRights) -> dict[str, Any]:
-    return {
-        "role": rights.role,
-        "scopes": _list(rights.scopes),
-        "projects": _list(rights.projects),
-        "expires_at": rights.expires_at,
-        "base_models": _list(rights.base_models),
-        "max_rank": rights.max_rank,
-        "networks": None if rights.networks is None else list(rights.networks),
-        "limits": dict(rights.limits) if rights.limits else None,
-    }
-
-
 async def create_key(
     transaction: AsyncSession,
     *,
@@ -143,7 +129,7 @@ async def create_key(
         created_at=clock(),
         made_by=None if repeatable is None else repeatable.id,
         budget_key=payer,
-        **_columns_of(rights),
+        **columns_of(rights),
     )
     transaction.add(key)
     await transaction.flush()
@@ -341,10 +327,6 @@ async def _made_by(session: AsyncSession, tenant: TenantId, repeatable: Repeatab
 
 def _repeated(made: ApiKey, repeatable: Repeatable) -> NewKey:
     return NewKey(made.id, made.prefix, key_text(made.prefix, repeatable.secret), is_repeat=True)
-
-
-def _list(values: frozenset[str] | None) -> list[str] | None:
-    return None if values is None else sorted(values)
 
 
 async def pages_of_keys(session: AsyncSession, tenant: TenantId) -> AsyncIterator[Sequence[ApiKey]]:

@@ -10,10 +10,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import TenantId
 from store.database import Database
+from tenants.metered_operations import SUMS
 from tenants.prices import Meter, Tariff, sum_of, tariff, tariffs
 from tenants.reach import Owner, tenant_of
 from tenants.usage_hours import (
-    SUMS,
     BucketWidth,
     Dimension,
     UsageLine,

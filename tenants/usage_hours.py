@@ -20,7 +20,6 @@ from sqlalchemy import (
     String,
     Subquery,
     Table,
-    and_,
     case,
     delete,
     func,
@@ -44,10 +43,9 @@ from contracts.ledger_records import OperationState
 from contracts.operations import OperationKind
 from store.tables import Operation, Session, StorageHour, UsageHour
 from store.tables.base import UtcDateTime
-from tenants.metered_operations import IS_METERED
+from tenants.metered_operations import SUMS, sums_of_ended
 from tenants.reach import Owner, Reach, default_project, tenant_of
 
-SUMS = ("operations", "failed", "train_tokens", "prompt_tokens", "cached_prompt_tokens", "sampled_tokens")
 _hours = cast(Table, UsageHour.__table__)
 _AT_ONCE = 500
 """Lines that are made in one turn of the event loop."""
@@ -96,7 +94,7 @@ class UsageLine:
 def recounted(since: datetime, before: datetime) -> Select[Any]:
     """Return a query for the sums of each tenant's pruned operations that ended in that time: what was rolled up of it."""
     return (
-        select(Operation.tenant_id, *_sums())
+        select(Operation.tenant_id, *sums_of_ended())
         .where(Operation.finished_at >= since, Operation.finished_at < before, Operation.pruned_at.is_not(None))
         .group_by(Operation.tenant_id)
     )
@@ -360,25 +358,6 @@ def _rolled(tenants: Collection[TenantId], since: datetime, before: datetime) ->
     return select(_hours).where(_is_of(_hours.c.tenant_id, tenants), _hours.c.hour >= since, _hours.c.hour < before)
 
 
-def _sums() -> list[ColumnElement[Any]]:
-    """Return ``SUMS`` of operations that have ended, as columns of a query that groups them."""
-    is_done, is_sample = Operation.state == OperationState.DONE, Operation.kind == OperationKind.SAMPLE
-
-    def sum_where(value: ColumnElement[Any], *conditions: ColumnElement[bool]) -> ColumnElement[Any]:
-        return func.sum(case((and_(*conditions), value), else_=0))
-
-    one = literal(1)
-    sums = {
-        "operations": sum_where(one, is_done),
-        "failed": sum_where(one, ~is_done),
-        "train_tokens": sum_where(Operation.tokens.expression, IS_METERED, ~is_sample),
-        "prompt_tokens": sum_where(Operation.tokens - Operation.sampled_tokens, IS_METERED, is_sample),
-        "cached_prompt_tokens": sum_where(Operation.cached_tokens.expression, IS_METERED, is_sample),
-        "sampled_tokens": sum_where(Operation.sampled_tokens.expression, IS_METERED, is_sample),
-    }
-    return [sums[name].label(name) for name in SUMS]
-
-
 def _unrolled(tenants: Collection[TenantId], since: datetime, before: datetime, rules: _TimeRules) -> Select[Any]:
     """Return the usage of operations that have ended and are not pruned, in the columns of ``_rolled``."""
     hour = rules.hour(Operation.finished_at.expression).label("hour")
@@ -387,7 +366,7 @@ def _unrolled(tenants: Collection[TenantId], since: datetime, before: datetime, 
     key = func.coalesce(Operation.key_id, 0).label("key_id")
     dimensions = (Operation.tenant_id, hour, session, run, key, Operation.base_model, Operation.kind)
     return (
-        select(*dimensions, type_coerce(null(), String).label("project"), *_sums())
+        select(*dimensions, type_coerce(null(), String).label("project"), *sums_of_ended())
         .where(
             _is_of(Operation.tenant_id.expression, tenants),
             Operation.finished_at >= since,

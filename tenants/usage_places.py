@@ -7,8 +7,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from contracts.errors import InvalidRequest
+from tenants.metered_operations import SUMS
 from tenants.text_cursors import is_text
-from tenants.usage_hours import SUMS, Dimension, UsageLine, key_of
+from tenants.usage_hours import Dimension, UsageLine, key_of
 
 _LARGEST_KEY = 2**31 - 1
 """Largest number that the column of keys holds. PostgreSQL's driver takes no larger one."""

@@ -9,7 +9,8 @@ from sqlalchemy import ColumnElement, Select, func, literal, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from store.tables import Tenant, UsageDay, UsageHour
-from tenants.usage_hours import SUMS, next_hour, recounted
+from tenants.metered_operations import SUMS
+from tenants.usage_hours import next_hour, recounted
 
 _OF_DAYS = ("operations", "tokens")
 _HOURS, _COUNTED, _WHOLE, _DAYS = "hours", "counted", "whole day", "days"

@@ -20,12 +20,12 @@ from contracts.sample_report import SampleReport, SequenceReport, VersionSpan
 from store.tables import ApiKey, AuditEntry, Checkpoint, Operation, Project, Run, RunState, Sampler, UsageHour
 from tenants.audit import bounded
 from tenants.keys import MOST_KEYS
+from tenants.metered_operations import SUMS
 from tenants.project_limits import PROJECT_LIMITS
 from tenants.projects import MOST_PROJECTS
 from tenants.runs import run_id_for
 from tenants.sample_reports import record_reports
 from tenants.samplers import NewSampler, create_sampler
-from tenants.usage_hours import SUMS
 from tests.api.conftest import BASE, Tenant, as_administrator
 from tests.api.dashboard.visits import key_of, visitor
 from tests.api.stalls import no_stall

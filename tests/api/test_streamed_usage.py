@@ -8,8 +8,8 @@ from sqlalchemy import insert
 
 from api.route_building import build_routes
 from store.tables import UsageHour
+from tenants.metered_operations import SUMS
 from tenants.usage_costs import priced_pages
-from tenants.usage_hours import SUMS
 from tests.api.conftest import BASE, Tenant, as_administrator
 
 LINES_A_DAY = 1_200

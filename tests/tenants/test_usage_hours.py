@@ -12,6 +12,7 @@ from contracts.errors import Cancelled, InvalidRequest
 from contracts.ledger_records import OperationState
 from contracts.operations import LoraSettings
 from store.tables import Operation, Project, Session, UsageHour
+from tenants.metered_operations import SUMS
 from tenants.price_additions import NewPrice, add_price
 from tenants.prices import Meter
 from tenants.reach import Reach
@@ -19,7 +20,7 @@ from tenants.run_retention import forget_sessions
 from tenants.runs import NewRun, create_run
 from tenants.usage import tokens_since
 from tenants.usage_costs import priced, priced_pages
-from tenants.usage_hours import SUMS, BucketWidth, Dimension, UsageLine, usage_lines, usage_of_tenants
+from tenants.usage_hours import BucketWidth, Dimension, UsageLine, usage_lines, usage_of_tenants
 from tenants.usage_places import line_before
 from tests.tenants.usage_books import NOON, Books
 

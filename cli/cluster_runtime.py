@@ -89,13 +89,8 @@ async def open_cluster(settings: Settings, process: str, bases: Collection[str])
         telemetry=telemetry,
         request_rates=request_rates,
     )
-
-    async def redis_answers() -> None:
-        if not wakeups.is_through:
-            raise NotReady("Redis does not answer; the database is looked at instead, which is slower")
-
     # Not needed: all processes lose Redis at once and go on without, so no other process could take over.
-    ready.add("redis", redis_answers, is_needed=False)
+    ready.add("redis", partial(_redis_answers, wakeups), is_needed=False)
     if process == API:
         ready.add("requests", partial(_requests_are_shared, request_rates), is_needed=False)
     tasks = [
@@ -113,6 +108,11 @@ async def open_cluster(settings: Settings, process: str, bases: Collection[str])
         await counts.close()
         await redis.aclose()
         await database.close()
+
+
+async def _redis_answers(wakeups: RedisWakeups) -> None:
+    if not wakeups.is_through:
+        raise NotReady("Redis does not answer; the database is looked at instead, which is slower")
 
 
 async def _requests_are_shared(rates: RequestRates) -> None:

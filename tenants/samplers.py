@@ -249,17 +249,7 @@ async def create_sampler(
         if limits is not None:
             await _check_samplers(transaction, tenant, new.session_id, limits.session_samplers)
         if actor is not None:
-            told = {"base_model": new.base_model, "model_path": new.model_path}
-            await record(
-                transaction,
-                actor,
-                Action.SAMPLER_CREATE,
-                sampler_id,
-                tenant=tenant,
-                now=clock(),
-                session_id=new.session_id,
-                after=told,
-            )
+            await _tell(transaction, tenant, sampler_id, new, actor, now=clock())
         return sampler_id
     existing = await get_sampler(transaction, tenant, sampler_id)
     same = (existing.base_model, existing.model_path, existing.live_run_id) == (
@@ -272,6 +262,22 @@ async def create_sampler(
             f"sampling_session_seq_id {new.sampling_session_seq_id} of this session made another sampler already"
         )
     return sampler_id
+
+
+async def _tell(
+    transaction: AsyncSession, tenant: TenantId, sampler: SamplerId, new: NewSampler, actor: Actor, *, now: datetime
+) -> None:
+    """Write the new sampler's entry of the audit log."""
+    await record(
+        transaction,
+        actor,
+        Action.SAMPLER_CREATE,
+        sampler,
+        tenant=tenant,
+        now=now,
+        session_id=new.session_id,
+        after={"base_model": new.base_model, "model_path": new.model_path},
+    )
 
 
 async def _check_samplers(transaction: AsyncSession, tenant: TenantId, session_id: str, most: int) -> None:

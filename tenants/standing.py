@@ -1,5 +1,6 @@
 """Standing of a tenant: each of its limits, how much of it is used, and what happens beyond it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import ceil
@@ -167,7 +168,7 @@ async def standing(
     row = (
         await session.execute(select(Tenant.share, Tenant.service_class, Tenant.limits).where(Tenant.id == tenant))
     ).one()
-    values, used = use.limits.by_name(), {**use.used, "keys": await live_keys(session, tenant, now)}
+    used = {**use.used, "keys": await live_keys(session, tenant, now)}
     charged = await rate_states(session, [tenant])
     paces = {meter: pace for meter in Meter if (pace := use.limits.pace(meter)) is not None}
     states = {meter: charged.get((tenant, meter)) or RateState.fresh(pace, now) for meter, pace in paces.items()}
@@ -180,16 +181,7 @@ async def standing(
     return Standing(
         share=row.share,
         service_class=known_class(row.service_class),
-        limits=[
-            LimitStanding(
-                name=name,
-                value=values[name],
-                used=used.get(name),
-                is_own=name in (row.limits or {}),
-                reason=_REASONS[name],
-            )
-            for name in LIMIT_NAMES
-        ],
+        limits=_limit_standings(use.limits, used, own=row.limits or {}),
         rates=[
             *(rate_standing(meter, state, now) for meter, state in states.items()),
             *(
@@ -203,6 +195,20 @@ async def standing(
         alerts=await alerts_of(session, owner or tenant),
         projects=[_of_project(use) for use in projects],
     )
+
+
+def _limit_standings(limits: Limits, used: Mapping[str, int], *, own: Mapping[str, int]) -> list[LimitStanding]:
+    values = limits.by_name()
+    return [
+        LimitStanding(
+            name=name,
+            value=values[name],
+            used=used.get(name),
+            is_own=name in own,
+            reason=_REASONS[name],
+        )
+        for name in LIMIT_NAMES
+    ]
 
 
 def _reaches(owner: Owner | None, line: RateLine) -> bool:

@@ -32,6 +32,7 @@ from contracts.vocabulary import BaseVocabulary
 from ledger.token_feed import TokensMade
 from ledger.wakeups import versions_topic
 from store.settings import Settings
+from tenants.audit_tally import Repeated
 from tenants.budgets import refusal
 from tenants.project_limits import spent_and_limits
 from tenants.rate_lines import lines_of
@@ -168,9 +169,7 @@ async def generation(
         raise obstacle
     sampler = await _sampler(services, caller, model)
     key = given or uuid4().hex
-    read = None
-    if model.shared_by is not None and model.path is not None:
-        read = shared_read(caller, model.shared_by, parse_path(model.path), Purpose.SAMPLE)
+    read = _shared_read(caller, model)
     submissions = [
         SampleSubmission(
             caller.tenant,
@@ -199,6 +198,12 @@ async def _bounds(services: ApiServices, caller: Principal) -> tuple[BudgetSpent
         spent, limits = await spent_and_limits(session, caller.tenant, project, now)
     unpaid = refusal(spent, caller.payer, project or default_project(caller.tenant), now)
     return unpaid, lines_of(caller, Meter.SAMPLE, project, limits)
+
+
+def _shared_read(caller: Principal, model: NamedModel) -> Repeated | None:
+    if model.shared_by is None or model.path is None:
+        return None
+    return shared_read(caller, model.shared_by, parse_path(model.path), Purpose.SAMPLE)
 
 
 def _samples(

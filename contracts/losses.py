@@ -60,13 +60,15 @@ class LossRule:
 
 _POLICY_INPUTS = (SAMPLING_LOGPROBS, ADVANTAGES)
 _CLIP_CONFIG: Mapping[str, float] = MappingProxyType({CLIP_LOW: 0.8, CLIP_HIGH: 1.2})
+# One-sided: with a lower bound, tokens that the policy has left far behind would be learned from at nearly full weight.
+_CISPO_CONFIG: Mapping[str, float] = MappingProxyType({CLIP_LOW: 0.0, CLIP_HIGH: 4.0})
 
 LOSS_RULES: Mapping[LossName, LossRule] = MappingProxyType(
     {
         LossName.CROSS_ENTROPY: LossRule(optional=("weights",)),
         LossName.IMPORTANCE_SAMPLING: LossRule(required=_POLICY_INPUTS),
         LossName.PPO: LossRule(required=_POLICY_INPUTS, optional=(CLIP_LOW, CLIP_HIGH), config=_CLIP_CONFIG),
-        LossName.CISPO: LossRule(required=_POLICY_INPUTS, optional=(CLIP_LOW, CLIP_HIGH), config=_CLIP_CONFIG),
+        LossName.CISPO: LossRule(required=_POLICY_INPUTS, optional=(CLIP_LOW, CLIP_HIGH), config=_CISPO_CONFIG),
         LossName.DRO: LossRule(required=_POLICY_INPUTS, config=MappingProxyType({BETA: 0.05})),
         LossName.GSPO: LossRule(
             required=_POLICY_INPUTS, optional=(RATIO_MASK, CLIP_LOW, CLIP_HIGH), config=_CLIP_CONFIG

@@ -38,7 +38,7 @@ def test_each_public_policy_loss_has_the_value_of_its_formula(seen: dict[str, An
     expected = {
         "importance_sampling": RATIO * advantages,
         "ppo": np.minimum(RATIO * advantages, clip(RATIO) * advantages),
-        "cispo": clip(RATIO, high=1.1) * logp * advantages,
+        "cispo": clip(RATIO, low=0.0, high=1.1) * logp * advantages,
         "dro": np.concatenate([of_prompt, logp * advantages - 0.25 * np.array(DRIFT) ** 2]),
     }
     for loss, terms in expected.items():

@@ -136,7 +136,8 @@ def reference_loss(spec: LossSpec, logp: Tensor, given: dict[str, Tensor]) -> Te
     if spec.name is LossName.CROSS_ENTROPY:
         return (-logp * given["weights"]).sum()
     ratio = (logp - given["logprobs"]).exp()
-    low, high = spec.config.get("clip_low_threshold", 0.8), spec.config.get("clip_high_threshold", 1.2)
+    low, high = (0.0, 4.0) if spec.name is LossName.CISPO else (0.8, 1.2)
+    low, high = spec.config.get("clip_low_threshold", low), spec.config.get("clip_high_threshold", high)
     clipped, advantages = ratio.clamp(low, high), given["advantages"]
     match spec.name:
         case LossName.IMPORTANCE_SAMPLING:

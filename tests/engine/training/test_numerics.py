@@ -97,6 +97,27 @@ def test_clip_thresholds_come_from_config_or_per_token(trainer: Trainer, tiny_mo
         assert got != pytest.approx(default, rel=1e-4)
 
 
+def test_cispo_bounds_ratios_from_above_alone(trainer: Trainer) -> None:
+    """A token that the policy has left far behind counts as little as its ratio says, as the hosted service's default has it."""
+    trainer.create(RUN, settings())
+    batch = make_batch(3, LossName.CISPO)
+    logp = output(trainer.run_pass([PassItem(RUN, batch, False)])[0]).logprobs
+    ratios = np.float32([0.001, 10.0])
+    data = [
+        replace(
+            datum,
+            inputs={
+                "logprobs": found - np.resize(np.log(ratios), found.shape),
+                "advantages": np.full(found.shape, -1.0, np.float32),
+            },
+        )
+        for datum, found in zip(batch.data, logp, strict=True)
+    ]
+    expected = sum(float((np.resize(ratios.clip(0.0, 4.0), found.shape) * found).sum()) for found in logp)
+    got = output(trainer.run_pass([PassItem(RUN, replace(batch, data=data), False)])[0]).metrics["loss:sum"]
+    assert got == pytest.approx(expected, rel=1e-4)
+
+
 def test_dro_beta_comes_from_config(trainer: Trainer, tiny_model_dir: Path) -> None:
     trainer.create(RUN, settings())
     batch = replace(make_batch(4, LossName.DRO), loss=LossSpec(LossName.DRO, {"beta": 2.0}))

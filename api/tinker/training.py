@@ -1,6 +1,8 @@
 """Training endpoints: ``forward``, ``forward_backward`` and ``optim_step``."""
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from fastapi import APIRouter, Request, Response
 from pydantic import ConfigDict
@@ -35,6 +37,8 @@ class ForwardRequest(ModelKey):
 
 
 _DIMUON_FIELDS = frozenset({"type", "learning_rate", "beta1", "grad_clip_norm"})
+_OTHER_DIMUON_FIELDS: Mapping[str, float] = MappingProxyType({"damping": 1e-4, "rank_lr_correction_exponent": 0.175})
+"""Settings of the hosted Dimuon that SDKs 0.29.1 and 0.30.0 always send, with their defaults. weft's rule has none of them."""
 
 
 class AdamParams(DefaultingModel):
@@ -133,12 +137,21 @@ def _failed_pass(beginning: bytes, error: WeftError) -> TrainingSubmission:
     return failed_submission(key_of_beginning(beginning), OperationKind.FORWARD_BACKWARD, beginning, error)
 
 
-def _checked_step(params: AdamParams, field: str) -> OptimStep:
-    optimizer = optimizer_of(params.type, f"{field}.type")
-    if optimizer is OptimizerName.DIMUON and (unknown := params.model_fields_set - _DIMUON_FIELDS):
+def _check_dimuon(params: AdamParams, field: str) -> None:
+    """Raise ``InvalidRequest`` for a setting that dimuon has not, or that weft's does not follow."""
+    for name, default in _OTHER_DIMUON_FIELDS.items():
+        if (params.model_extra or {}).get(name, default) != default:
+            raise InvalidRequest(f"{field}.{name} is not applied by weft's dimuon; leave it out, or send {default:g}")
+    if unknown := params.model_fields_set - _DIMUON_FIELDS - _OTHER_DIMUON_FIELDS.keys():
         raise InvalidRequest(
             f"{field}.{min(unknown)[:50]} is no setting of dimuon; it has learning_rate, beta1, grad_clip_norm"
         )
+
+
+def _checked_step(params: AdamParams, field: str) -> OptimStep:
+    optimizer = optimizer_of(params.type, f"{field}.type")
+    if optimizer is OptimizerName.DIMUON:
+        _check_dimuon(params, field)
     values = {
         "learning_rate": params.learning_rate,
         "beta1": params.beta1,

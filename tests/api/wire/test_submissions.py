@@ -138,12 +138,22 @@ class TestOptimStep:
             ('"adam_params": {"eps": -1e-9}', "eps"),
             ('"optimizer_params": {"type": "lion", "learning_rate": 0.1}', "'lion'"),
             ('"optimizer_params": {"type": "dimuon", "learning_rate": 0.1}', "created for adamw"),
-            ('"optimizer_params": {"type": "dimuon", "damping": 0.1}', "damping is no setting of dimuon"),
+            ('"optimizer_params": {"type": "dimuon", "momentum": 0.1}', "momentum is no setting of dimuon"),
+            ('"optimizer_params": {"type": "dimuon", "damping": 0.1}', "damping is not applied"),
         ],
     )
     async def test_bad_settings_use_their_seq_id_up(self, cats: Tenant, body: str, word: str) -> None:
         content = f'{{"model_id": "{await cats.run()}", "seq_id": 1, {body}}}'
         assert word in (await failure(cats, await cats.http.post("/optim_step", content=content)))["error"]
+
+    async def test_defaults_of_the_hosted_dimuon_are_taken(self, cats: Tenant) -> None:
+        """SDKs 0.29.1 and 0.30.0 send them with every step. Such a step is refused for the run's optimizer alone."""
+        hosted = '"learning_rate": 0.1, "beta1": 0.9, "damping": 0.0001, "rank_lr_correction_exponent": 0.175'
+        body = f'"optimizer_params": {{"type": "dimuon", "grad_clip_norm": 0.0, {hosted}}}'
+        content = f'{{"model_id": "{await cats.run()}", "seq_id": 1, {body}}}'
+        assert (
+            "created for adamw" in (await failure(cats, await cats.http.post("/optim_step", content=content)))["error"]
+        )
 
 
 class TestSavesAndLoads:

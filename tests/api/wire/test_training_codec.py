@@ -196,10 +196,16 @@ class TestRefusals:
             ("stable_reinforce", {"kl_coeff": -1.0}, POLICY, ["kl_coeff must be 0 or more"]),
             *(
                 (loss, {"clip_low_threshold": 1.3}, POLICY, ["data[0]", "is above", "1.3 and 1.2"])
-                for loss in ("ppo", "cispo", "gspo")
+                for loss in ("ppo", "gspo")
             ),
+            ("cispo", {"clip_low_threshold": 4.5}, POLICY, ["data[0]", "is above", "4.5 and 4"]),
             ("ppo", None, {**POLICY, "clip_low_threshold": [0.8, 1.3, 0.8]}, ["data[0]", "is above"]),
-            ("cispo", None, {**POLICY, "clip_high_threshold": [1.2, 1.2, 0.7]}, ["data[0]", "is above"]),
+            (
+                "cispo",
+                {"clip_low_threshold": 0.8},
+                {**POLICY, "clip_high_threshold": [1.2, 1.2, 0.7]},
+                ["data[0]", "is above"],
+            ),
             ("dro", {"beta": NAN}, POLICY, ["loss_fn_config.beta", "finite"]),
             ("dro", {"beta": "0.5"}, POLICY, ["loss_fn_config.beta", "number"]),
             ("ppo", None, {"logprobs": [0.0] * 3}, ["data[0]", "advantages"]),

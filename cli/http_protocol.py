@@ -1,11 +1,13 @@
-"""HTTP connections with time limits, and an end to their number: uvicorn has neither by itself."""
+"""HTTP connections with time limits, bounded heads, and an end to their number: uvicorn has none of these by itself."""
 
 import asyncio
 import logging
 import resource
+import sys
 from asyncio.events import TimerHandle
 from typing import Any, ClassVar, cast
 
+import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -19,6 +21,21 @@ log = logging.getLogger(__name__)
 
 _FILES_FOR_THE_REST = 256
 """Open files that a process needs beside its connections: database, Redis, checkpoints."""
+MOST_BESIDE_BODY = 64 * 1024
+"""Bytes of a request that are not its body (its head, the framing of chunks, trailers), beside one for each byte of body."""
+MOST_HEADERS = 128
+"""Most headers of a request, trailers included."""
+_MOST_PIPELINED = 16
+"""Most requests of a connection that wait for the answer to an earlier one."""
+_MOST_AFTER_REFUSAL = 2**20
+"""Most bytes that come after a refusal. Closed at once, the connection would be reset before the client has read it."""
+_TOO_LARGE = (
+    f"the head of a request may have {MOST_BESIDE_BODY} bytes and {MOST_HEADERS} headers; send fewer or shorter ones\n"
+)
+
+
+class _TooLargeError(Exception):
+    """A request has more beside its body than it may have."""
 
 
 def open_file_limit() -> int:
@@ -43,7 +60,8 @@ def protocol(settings: HttpSettings) -> type[HttpToolsProtocol]:
 class LimitedProtocol(HttpToolsProtocol):
     """A connection that ends when its client is too slow to send headers, or to read.
 
-    - Headers have a deadline from the first byte, or from the connection's beginning.
+    - Headers have a deadline from the first byte, or from the connection's beginning, and a bounded size: the parser joins
+      each piece of a line to those before it. So have chunks' framing and trailers.
     - The rest of a body that was answered early has the same deadline; a body that is read has the API's own (``read_body``).
     - An answer that the client does not read has a deadline for each piece.
     - A connection beyond the most takes the place of another one, of who has the most (``Connections``).
@@ -62,6 +80,12 @@ class LimitedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._reading: TimerHandle | None = None
         self._writing: TimerHandle | None = None
+        self._body = self._body_now = self._beside_body = 0
+        """Bytes of the request's body, those of them in the data that is parsed now, and the bytes that are none of it."""
+        self._has_ended = False
+        """Data that is parsed now has the end of a request."""
+        self._after_refusal: int | None = None
+        """Bytes that have come since a refusal; None before one."""
         self.holder = ""
 
     @property
@@ -88,14 +112,67 @@ class LimitedProtocol(HttpToolsProtocol):
             self.held.put(self, holder, is_idle=self.is_idle)
 
     def data_received(self, data: bytes) -> None:
-        """Read on; a client that begins a new request has to bring its headers in time."""
+        """Read on; a client that begins a new request has to bring its headers in time, and in bounds."""
+        if self._after_refusal is not None:
+            self._after_refusal += len(data)
+            if self._after_refusal > _MOST_AFTER_REFUSAL:
+                self._give_up()
+            return
+        self._body_now, self._has_ended = 0, False
         super().data_received(data)
+        self._beside_body = 0 if self._has_ended else self._beside_body + len(data) - self._body_now
+        if self._beside_body > MOST_BESIDE_BODY + self._body:
+            self._refuse_size()
         has_begun = self.is_idle and self._reading is None and self.timeout_keep_alive_task is None
         if has_begun and not self.transport.is_closing():
             self._begin_reading()
 
+    def on_message_begin(self) -> None:
+        """Count the bytes of a new request. Raises ``_TooLargeError`` behind too many that have no answer yet."""
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            raise _TooLargeError
+        self._body = 0
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Add a header, or a trailer. Raises ``_TooLargeError`` for one too many."""
+        if len(self.headers) >= MOST_HEADERS:
+            raise _TooLargeError
+        super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """Count the body's bytes."""
+        self._body += len(body)
+        self._body_now += len(body)
+        super().on_body(body)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what cannot be parsed, or has too much; beside an answer under way nothing can be said."""
+        if isinstance(sys.exc_info()[1], httptools.HttpParserCallbackError):
+            self._refuse_size()
+        elif self.is_idle:
+            super().send_400_response(msg)
+        else:
+            self.transport.abort()
+
+    def _refuse_size(self) -> None:
+        if self.transport.is_closing() or self._after_refusal is not None:
+            return
+        if not self.is_idle or self._body:
+            self.transport.abort()
+            return
+        self._after_refusal = 0
+        head = (
+            "HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain; charset=utf-8\r\n"
+            f"content-length: {len(_TOO_LARGE)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write((head + _TOO_LARGE).encode("ascii"))
+        self._begin_reading()
+
     def on_headers_complete(self) -> None:
-        """End the deadline of the headers."""
+        """End the deadline of the headers. Raises ``_TooLargeError`` for a head that came at once."""
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MOST_BESIDE_BODY:
+            raise _TooLargeError
         self._end_reading()
         self.scope.setdefault("extensions", {})[HOLDER] = {"tell": self.belongs_to}
         super().on_headers_complete()
@@ -103,6 +180,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Keep the connection whose body has come to its end after the answer."""
+        self._has_ended = True
         was_answered = self.cycle is not None and self.cycle.response_complete
         super().on_message_complete()
         if self.cycle is not None:

@@ -31,6 +31,7 @@ ATTACKS: dict[str, Attack] = {
     "jobs": weights.jobs,
     "slow-webhooks": webhooks.slow_webhooks,
     "slow-strangers": connections.slow_strangers,
+    "large-heads": connections.large_heads,
     "slow-bodies": connections.slow_bodies,
     "unread-answers": connections.unread_answers,
     "odd-headers": connections.odd_headers,

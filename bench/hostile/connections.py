@@ -14,6 +14,7 @@ _DRIBBLE_SECONDS = 0.5
 _UNREAD = 48
 _UNREAD_SECONDS = 60
 _CONNECTIONS = 32
+_PIECE = 65_536
 _DIGITS = "9" * 5000
 _LONG = 2000
 
@@ -32,6 +33,33 @@ async def slow_strangers(foothold: Foothold) -> None:
         await _dribble(foothold, *kinds[number % len(kinds)])
 
     await again_and_again(_SLOW, hold)
+
+
+async def large_heads(foothold: Foothold) -> None:
+    """Send heads, addresses, trailers and framing without end, and without a key (A7)."""
+    head = foothold.head("GET", "/healthz", with_key=False)
+    chunked = foothold.head("POST", "/healthz", "Transfer-Encoding: chunked", with_key=False) + b"\r\n"
+    line = b"a" * _PIECE
+    kinds = [
+        (head + b"X-A: ", line),
+        (b"GET /healthz?", line),
+        (head, b"a:b\r\n" * 10_000),
+        (chunked + b"0\r\n", b"a:b\r\n" * 10_000),
+        (chunked, b"1\r\nx\r\n" * 10_000),
+    ]
+
+    async def flood(number: int) -> None:
+        head, piece = kinds[number % len(kinds)]
+        _, writer = await foothold.connect()
+        try:
+            writer.write(head)
+            while not writer.is_closing():
+                writer.write(piece)
+                await writer.drain()
+        finally:
+            writer.transport.abort()
+
+    await again_and_again(len(kinds), flood)
 
 
 async def slow_bodies(foothold: Foothold) -> None:

@@ -179,3 +179,77 @@ async def test_polls_beyond_a_tenants_share_wait_for_a_place_or_are_told_to_poll
     for task in held:
         task.cancel()
     await asyncio.gather(*held, return_exceptions=True)
+
+
+LINE = b"a" * 65536
+TOO_LARGE = {
+    "a header": (b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-A: ", LINE),
+    "an address": (b"GET /healthz?", LINE),
+    "many headers": (b"GET /healthz HTTP/1.1\r\nHost: x\r\n", b"a:b\r\n" * 1000),
+    "trailers": (b"POST /healthz HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", b"a:b\r\n" * 1000),
+    "a trailer": (b"POST /healthz HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-A: ", LINE),
+    "framing": (b"POST /healthz HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 10_000),
+    "a chunk's extension": (b"POST /healthz HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;", LINE),
+    "pipelined requests": (b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 1000),
+}
+ENOUGH = 256
+"""Pieces after which a client has sent more than anybody may, and more than is on its way in sockets."""
+
+
+def unhurried(settings: Settings) -> Settings:
+    """The same without the short time limits."""
+    return settings.model_copy(update={"header_timeout": timedelta(hours=1), "body_timeout": timedelta(hours=1)})
+
+
+@pytest.mark.parametrize("large", list(TOO_LARGE))
+async def test_what_is_beside_a_body_is_bounded(service: Service, settings: Settings, large: str) -> None:
+    """The connection ends long before any time limit. One with large headers that are allowed is answered beside it."""
+    head, piece = TOO_LARGE[large]
+    sent = 0
+
+    async def flood(writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(head)
+        while sent < ENOUGH:
+            writer.write(piece)
+            await writer.drain()
+            sent += 1
+
+    async with served(service.app, unhurried(settings)) as port, asyncio.timeout(DEADLINE):
+        said = await answer_of(port, flood)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as other:
+            answer = await other.get("/healthz", headers={f"x-{number}": "b" * 400 for number in range(100)})
+            assert answer.status_code == 200
+    if large in ("a header", "an address", "many headers"):
+        assert said == b"" or said.startswith(b"HTTP/1.1 431 ")
+
+
+async def test_a_head_that_is_too_large_is_told(service: Service, settings: Settings, dogs: Tenant) -> None:
+    """Its client reads what it may send, and another one's connection goes on."""
+    async with (
+        served(service.app, unhurried(settings)) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        assert (await client.get("/healthz")).status_code == 200
+        for headers in ({"x-a": "a" * 70_000}, {f"x-{number}": "b" for number in range(200)}):
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as other:
+                refused = await other.get("/healthz", headers=headers)
+                assert refused.status_code == 431
+                assert "send fewer or shorter ones" in refused.text
+        assert (await client.get("/healthz")).status_code == 200
+    await dogs.session()
+
+
+async def test_a_body_in_small_chunks_is_taken(service: Service, settings: Settings, dogs: Tenant) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(20_000):
+            yield b" " * 8
+        yield b"{}"
+
+    async with (
+        served(service.app, unhurried(settings)) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/api/v1", headers=dogs.http.headers) as client,
+    ):
+        answer = await client.post("/forward_backward", content=pieces())
+        assert "model_id" in answer.text
+    await dogs.session()

@@ -11,20 +11,22 @@ from contracts.ids import TenantId
 from store.inserts import insert_unless_present
 from store.tables import ClientException, Session
 from tenants.limits import Counted, hold_count
-from tenants.reach import Owner, reached_sessions, tenant_of, within
+from tenants.reach import Owner, tenant_of, within
+from tenants.rights import Principal
+from tenants.sessions import acted_on
 
 MOST_OF_TENANT = 1000
 """Exceptions that are kept of one tenant: 20 MB at most."""
 
 
-async def record_exceptions(transaction: AsyncSession, owner: Owner, told: ToldExceptions, now: datetime) -> int:
-    """Record the exceptions of the owner's session, and forget the oldest; return how many are new.
+async def record_exceptions(transaction: AsyncSession, caller: Principal, told: ToldExceptions, now: datetime) -> int:
+    """Record the exceptions of the caller's session, and forget the oldest; return how many are new.
 
-    Exceptions of a session that the owner does not have are dropped: clients without one send some, too.
+    Exceptions of a session on which the caller may not act are dropped: clients without one send some, too.
     """
-    tenant = tenant_of(owner)
+    tenant = caller.tenant
     await hold_count(transaction, Counted.CLIENT_EXCEPTIONS, [tenant])
-    own = select(Session.id).where(Session.id == told.session_id, *reached_sessions(owner))
+    own = select(Session.id).where(Session.id == told.session_id, *acted_on(caller))
     if await transaction.scalar(own) is None:
         return 0
     recorded = 0

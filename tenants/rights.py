@@ -216,6 +216,11 @@ class Principal:
         return self.tenant if self.rights.projects is None else Reach(self.tenant, self.rights.projects)
 
     @property
+    def may_work(self) -> bool:
+        """True for a key that may train or sample."""
+        return not self.scopes.isdisjoint({Scope.TRAIN, Scope.SAMPLE})
+
+    @property
     def home_project(self) -> str | None:
         """Project of sessions that name none, None for the tenant's default project.
 

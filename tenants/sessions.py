@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import Any, cast
 from uuid import uuid4
 
-from sqlalchemy import Row, Table, bindparam, literal_column, select, update
+from sqlalchemy import ColumnElement, Row, Table, bindparam, literal_column, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.errors import HeartbeatRefused, InvalidRequest, NotFound, SessionEnded, TooManySessions
+from contracts.errors import Forbidden, HeartbeatRefused, InvalidRequest, NotFound, SessionEnded, TooManySessions
 from contracts.ids import SessionId, TenantId
 from contracts.webhooks import EventKind
 from store.clock import Clock
@@ -22,6 +22,7 @@ from tenants.limit_use import SESSION_USE
 from tenants.limits import Counted, Limits, hold_count
 from tenants.project_limits import use_of_project
 from tenants.reach import Owner, Reach, default_project, includes, reached_sessions, tenant_of
+from tenants.rights import Principal
 from tenants.webhook_events import TenantEvent, tell
 
 TIMED_OUT = "timed_out"
@@ -224,6 +225,23 @@ async def live_session(session: AsyncSession, owner: Owner, session_id: str, now
     found = await session_standing(session, owner, session_id, now)
     found.check_open()
     return found
+
+
+def acted_on(caller: Principal) -> list[ColumnElement[bool]]:
+    """Return the conditions under which the caller may act on rows of ``sessions``: those it reaches.
+
+    A key that may neither train nor sample acts only on those that it has opened: others are of work that it may not do.
+    """
+    opened = [] if caller.may_work else [Session.key_id == caller.key_id]
+    return [*reached_sessions(caller.reach), *opened]
+
+
+async def check_may_act(session: AsyncSession, caller: Principal, session_id: str) -> None:
+    """Raise ``Forbidden`` unless the caller may act on the session, ``NotFound`` for one that it does not reach."""
+    if caller.may_work:
+        return
+    if (await get_session(session, caller.reach, session_id)).key_id != caller.key_id:
+        raise Forbidden(f"your key of role {caller.role} may act only on sessions that it has opened itself")
 
 
 async def heartbeat(session: AsyncSession, owner: Owner, session_id: str, clock: Clock) -> None:

@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Response
 from pydantic import BaseModel, Field
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.acting import record_act
 from api.authentication import AnyKey, ProjectMover, Reader
@@ -15,13 +14,12 @@ from api.paging import Page
 from api.route_bounds import METADATA_BODY, bounded
 from api.services import ApiServices, Services
 from api.wire.request_model import ListOf, PlainJson, PlainText, RequestModel, text_values
-from contracts.errors import Forbidden
 from ledger.cancellation import OfSession, session_ended
 from tenants import sessions
 from tenants.audit_actions import Action
 from tenants.projects import assign_project, project_of_new
 from tenants.reach import default_project
-from tenants.rights import Principal, Scope
+from tenants.rights import Principal
 
 router = APIRouter(tags=["sessions"])
 
@@ -141,13 +139,6 @@ async def _project_of_new(services: ApiServices, caller: Principal, named: str |
         return await project_of_new(session, caller, named)
 
 
-async def _check_opened(session: AsyncSession, caller: Principal, session_id: str) -> None:
-    """Raise ``Forbidden`` unless the key has opened the session: ending another's would end work that the key may not do."""
-    found = await sessions.get_session(session, caller.reach, session_id)
-    if found.key_id != caller.key_id:
-        raise Forbidden(f"your key of role {caller.role} may end only sessions that it has opened itself")
-
-
 @router.put("/sessions/{session_id}/project", status_code=204)
 async def assign_session_project(
     caller: ProjectMover,
@@ -178,7 +169,10 @@ async def assign_session_project(
 async def session_heartbeat(
     caller: AnyKey, services: Services, body: Annotated[HeartbeatRequest, json_body(HeartbeatRequest)]
 ) -> HeartbeatNoted:
-    """Keep the session alive. Raises ``NotFound``, and ``HeartbeatRefused`` once the session has ended."""
+    """Keep the session alive. Raises ``NotFound``, ``Forbidden``, and ``HeartbeatRefused`` once the session has ended."""
+    if not caller.may_work:
+        async with services.runtime.database.read() as session:
+            await sessions.check_may_act(session, caller, body.session_id)
     async with services.runtime.database.write_one() as session:
         await sessions.heartbeat(session, caller.reach, body.session_id, services.runtime.clock)
     return HeartbeatNoted()
@@ -192,12 +186,14 @@ async def finish_session(
     session_id: PathId,
     body: Annotated[FinishRequest, json_body(FinishRequest)],
 ) -> None:
-    """End the session, and cancel its samples that have not ended; the first reason stays. Raises ``NotFound``."""
+    """End the session, and cancel its samples that have not ended; the first reason stays.
+
+    Raises ``NotFound`` and ``Forbidden``.
+    """
     reason = body.reason or FinishReason()
     detail = None if body.detail is None else body.detail[:_MAX_DETAIL]
     async with services.runtime.database.write() as transaction:
-        if caller.scopes.isdisjoint({Scope.TRAIN, Scope.SAMPLE}):
-            await _check_opened(transaction, caller, session_id)
+        await sessions.check_may_act(transaction, caller, session_id)
         has_ended = await sessions.finish_session(
             transaction, caller.reach, session_id, reason=reason.type, detail=detail, clock=services.runtime.clock
         )

@@ -39,7 +39,7 @@ async def telemetry(caller: AnyKey, services: Services, request: Request) -> Acc
             told = await off_loop(services, caller.tenant, len(body), _told, body)
     if told is not None:
         async with services.runtime.database.write() as transaction:
-            await record_exceptions(transaction, caller.reach, told, services.runtime.clock())
+            await record_exceptions(transaction, caller, told, services.runtime.clock())
     return Accepted()
 
 

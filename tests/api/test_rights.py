@@ -26,6 +26,16 @@ OPEN = ("/healthz", "/readyz", "/api/v1/healthz", "/api/v1/downloads/")
 """Paths that need no key: processes' health, and links that carry a secret of their own."""
 
 
+OF_WHO_OPENED = ("/finish", "/session_heartbeat")
+"""Ends of paths by which a key that may neither train nor sample acts on sessions that it has opened, and on no others."""
+
+
+def telemetry_of(session: str) -> dict[str, Any]:
+    """A body of the SDK's telemetry: a script of the session has died."""
+    event = {"event": "UNHANDLED_EXCEPTION", "event_id": "one", "error_type": "KeyError", "error_message": "'x'"}
+    return {"session_id": session, "platform": "p", "sdk_version": "s", "events": [{**event, "traceback": "t"}]}
+
+
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"poll_hold": timedelta(milliseconds=10)})
@@ -103,7 +113,7 @@ async def test_a_role_may_what_its_scopes_say_and_nothing_else(world: World, rol
         assert answer.status_code == 404, (role, call, answer.text)
     assert await world.counts() == before
     for call in CALLS:
-        if _is_allowed(call, scopes) and not (role is Role.VIEWER and call.path.endswith("/finish")):
+        if _is_allowed(call, scopes) and not (role is Role.VIEWER and call.path.endswith(OF_WHO_OPENED)):
             if (call.path.startswith("/v1/") and call.method == "POST") or "stream_sample" in call.path:
                 continue
             answer = await send(http, call, world.own, 1)
@@ -291,13 +301,20 @@ async def test_a_key_works_from_its_networks_and_until_its_last_second(world: Wo
     assert (await world.tenant.http.post("/client/config", json={})).status_code == 200
 
 
-async def test_a_viewer_ends_only_sessions_of_its_own(world: World) -> None:
+async def test_a_viewer_acts_only_on_sessions_of_its_own(world: World) -> None:
+    """Another key's is neither ended, nor kept alive, nor told to have failed."""
     http = await world.client(KeyRights(role=Role.VIEWER))
-    before = await world.counts()
-    refused = await http.post(f"/api/v1/sessions/{world.own['session']}/finish", json={})
-    assert refused.status_code == 403
+    before, theirs = await world.counts(), world.own["session"]
+    for path, body in ((f"sessions/{theirs}/finish", {}), ("session_heartbeat", {"session_id": theirs})):
+        refused = await http.post(f"/api/v1/{path}", json=body)
+        assert (refused.status_code, "opened itself" in refused.text) == (403, True)
+    assert (await http.post("/api/v1/telemetry", json=telemetry_of(theirs))).status_code == 200
     assert await world.counts() == before
     mine = (await http.post("/api/v1/create_session", json={})).json()["session_id"]
+    assert (await http.post("/api/v1/session_heartbeat", json={"session_id": mine})).status_code == 200
+    assert (await http.post("/api/v1/telemetry", json=telemetry_of(mine))).status_code == 200
+    told = (await http.get("/api/weft/v1/client-exceptions")).json()
+    assert [one["session_id"] for one in told["exceptions"]] == [mine]
     assert (await http.post(f"/api/v1/sessions/{mine}/finish", json={})).status_code == 204
 
 

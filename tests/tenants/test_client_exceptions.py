@@ -9,6 +9,7 @@ from sqlalchemy import func, select, update
 from contracts.client_exceptions import MOST_OF_SESSION, told_exceptions
 from store.tables import ClientException, Session
 from tenants import client_exceptions
+from tenants.rights import KeyRights, Principal
 from tenants.run_retention import forget_sessions
 from tests.tenants.usage_books import NOON, Books
 
@@ -27,7 +28,9 @@ async def tell(books: Books, who: int, *events: dict[str, Any], session: str | N
     told = told_exceptions(json.dumps(body).encode())
     assert told is not None
     async with books.database.write() as transaction:
-        return await client_exceptions.record_exceptions(transaction, books.tenants[who], told, NOON)
+        return await client_exceptions.record_exceptions(
+            transaction, Principal(books.tenants[who], 1, KeyRights(), ""), told, NOON
+        )
 
 
 async def kept(books: Books, who: int) -> list[ClientException]:

@@ -161,6 +161,21 @@ async def use_of_project(
     return None if row is None else await _counted(session, row, names)
 
 
+async def check_not_overfull(session: AsyncSession, tenant: TenantId, project: str, session_id: str) -> None:
+    """Raise ``Forbidden`` if the project with this session in it uses more than its limits, or a run's rank is too high."""
+    use = await use_of_project(session, tenant, project, COUNTED)
+    if use is None:
+        return
+    for name in COUNTED:
+        if not use.has_room(name, 0):
+            raise Forbidden(
+                f"project {use.name!r} has no room for this session: it would have {use.used[name]} of {use.limits[name]} "
+                f"{name}; end or delete some, or have an administrator move it"
+            )
+    highest = await session.scalar(select(func.max(Run.rank)).where(Run.session_id == session_id))
+    check_rank_in(use.name, use.limits, highest or 0)
+
+
 def bounds_training(limits: Mapping[str, int] | None) -> bool:
     """Tell whether a project's own limits bound its pending training."""
     return any(name in (limits or {}) for name in PENDING_TRAINING)

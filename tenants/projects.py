@@ -13,6 +13,8 @@ from contracts.ids import TenantId
 from store.clock import Clock
 from store.inserts import insert_unless_present
 from store.tables import Project, Session
+from tenants.limits import Counted, hold_count
+from tenants.project_limits import check_not_overfull
 from tenants.reach import Owner, Reach, default_project, tenant_of
 from tenants.rights import Principal
 from tenants.sessions import get_session, is_standing
@@ -107,10 +109,13 @@ async def project_of_new(session: AsyncSession, caller: Principal, named: str | 
     return stored_project(caller.tenant, project)
 
 
-async def assign_project(transaction: AsyncSession, owner: Owner, session_id: str, named: str) -> tuple[str, str]:
+async def assign_project(
+    transaction: AsyncSession, owner: Owner, session_id: str, named: str, *, may_overfill: bool = True
+) -> tuple[str, str]:
     """Move a session, with its runs and samplers, to a project; return the project before and that one.
 
-    Raises ``NotFound``, ``Forbidden`` for the project, ``InvalidRequest`` for a session of the service's own.
+    Raises ``NotFound``, ``Forbidden`` for the project, and unless ``may_overfill`` for one whose limits the session does not fit
+    into, ``InvalidRequest`` for a session of the service's own.
     """
     found = await get_session(transaction, owner, session_id)
     if is_standing(found):
@@ -120,7 +125,12 @@ async def assign_project(transaction: AsyncSession, owner: Owner, session_id: st
     before = found.project or default_project(tenant_of(owner))
     (project,) = await find_projects(transaction, owner, [named])
     moved = update(Session).where(Session.id == found.id).values(project=stored_project(tenant_of(owner), project))
+    if not may_overfill:
+        # Moves come one after the other, so that each counts those before it.
+        await hold_count(transaction, Counted.SESSIONS, [tenant_of(owner)])
     await transaction.execute(moved.execution_options(synchronize_session=False))
+    if not may_overfill:
+        await check_not_overfull(transaction, tenant_of(owner), project, session_id)
     return before, project
 
 

@@ -19,7 +19,7 @@ from tenants import sessions
 from tenants.audit_actions import Action
 from tenants.projects import assign_project, project_of_new
 from tenants.reach import default_project
-from tenants.rights import Principal
+from tenants.rights import Principal, Scope
 
 router = APIRouter(tags=["sessions"])
 
@@ -149,9 +149,13 @@ async def assign_session_project(
     """Move the session, with its runs and samplers, to a project, named by its id or its name.
 
     Raises ``NotFound`` for the session, ``Forbidden`` for the project, ``InvalidRequest`` for the session of OpenAI clients.
+    A project is filled beyond its own limits by keys alone that may set them.
     """
+    may_overfill = Scope.PROJECTS in caller.scopes and caller.projects is None
     async with services.runtime.database.write() as transaction:
-        before, after = await assign_project(transaction, caller.reach, session_id, body.project_id)
+        before, after = await assign_project(
+            transaction, caller.reach, session_id, body.project_id, may_overfill=may_overfill
+        )
         await record_act(
             transaction,
             services,

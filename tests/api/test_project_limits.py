@@ -6,14 +6,14 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from contracts.errors import StorageFull
 from contracts.operations import OptimStepped
 from contracts.paths import Segment
 from store.clock import utc_now
 from store.settings import Settings
-from store.tables import AuditEntry, Checkpoint
+from store.tables import AuditEntry, Checkpoint, Run
 from tenants.checkpoints import NewCheckpoint, new_checkpoint_id
 from tenants.keys import create_key
 from tenants.limits import Counted, Limits, hold_count
@@ -243,11 +243,19 @@ async def test_no_time_to_live_is_longer_than_the_projects_limit_lets_a_checkpoi
         assert expires == (None if kept is None else service.clock() + timedelta(seconds=kept))
 
 
+async def key_of(tenant: Tenant, rights: KeyRights) -> dict[str, str]:
+    """Headers with a new key of these rights."""
+    async with tenant.service.database.write() as transaction:
+        key = await create_key(transaction, tenant=tenant.id, note="", clock=tenant.service.clock, rights=rights)
+    return {"X-API-Key": key.secret}
+
+
 async def test_a_session_that_moves_takes_its_use_with_it(cats: Tenant) -> None:
     small = await project(cats, "small", open_runs=1, sessions=1)
     session, arriving = await session_in(cats, "small"), await session_in(cats)
     run = await cats.run(session=session)
-    moved = await cats.http.put(f"/sessions/{arriving}/project", json={"project_id": small})
+    admin = await key_of(cats, KeyRights(role=Role.ADMIN))
+    moved = await cats.http.put(f"/sessions/{arriving}/project", json={"project_id": small}, headers=admin)
     assert moved.status_code == 204
     await cats.run(session=arriving)
     assert (await opened(cats, "small")).status_code == 429
@@ -255,6 +263,30 @@ async def test_a_session_that_moves_takes_its_use_with_it(cats: Tenant) -> None:
         assert (await cats.http.put(f"/sessions/{one}/project", json={"project_id": "default"})).status_code == 204
     assert (await opened(cats, "small")).status_code == 200
     assert (await cats.http.post("/optim_step", json={"model_id": run, "seq_id": 1})).status_code == 200
+
+
+async def test_a_session_moves_into_no_project_that_it_does_not_fit_into(cats: Tenant, dogs: Tenant) -> None:
+    """With a key that may set no limits. The tenant's administrator moves it all the same."""
+    large, small = await project(cats, "large"), await project(cats, "small", open_runs=1, sessions=2, max_rank=8)
+    theirs = await session_in(dogs)
+    member = await key_of(cats, KeyRights(role=Role.MEMBER, projects=frozenset({large, small})))
+    admin = await key_of(cats, KeyRights(role=Role.ADMIN))
+
+    async def moved(session: str, by: dict[str, str] = member) -> httpx.Response:
+        return await cats.http.put(f"/sessions/{session}/project", json={"project_id": small}, headers=by)
+
+    first, second, third, fourth = [await session_in(cats, "large") for _ in range(4)]
+    runs = [await cats.run(session=session) for session in (first, second, third)]
+    async with cats.service.database.write() as transaction:
+        await transaction.execute(update(Run).where(Run.id == runs[-1]).values(rank=16))
+    refused = await moved(third)
+    assert (refused.status_code, "rank 8 at most" in refused.text) == (403, True)
+    assert (await moved(first)).status_code == 204
+    refused = await moved(second)
+    assert (refused.status_code, "2 of 1 open_runs" in refused.text) == (403, True)
+    assert (await moved(fourth)).status_code == 204
+    assert (await moved(theirs)).status_code == 404
+    assert (await moved(second, admin)).status_code == 204
 
 
 async def test_standing_tells_projects_limits_as_they_are_enforced(cats: Tenant, dogs: Tenant) -> None:

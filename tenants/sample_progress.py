@@ -9,11 +9,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.ids import RequestId, TenantId
 from contracts.sample_progress import SampleProgress, SavedProgress, decode_progress, encode_progress
 from store.inserts import insert_unless_present, replacing_insert
-from store.tables import SampleInFlight
+from store.pending_operations import IS_PENDING, IS_SAMPLE
+from store.tables import Operation
 from store.tables import SampleProgress as Row
 
 _rows = cast(Table, Row.__table__)
-_in_flight = cast(Table, SampleInFlight.__table__)
+_operations = cast(Table, Operation.__table__)
 
 
 async def save_progress(
@@ -29,13 +30,15 @@ async def save_progress(
 
 
 async def mark_stale(transaction: AsyncSession, process: str) -> None:
-    """Mark the samples in flight of a process that has died: it had tokens that it did not save."""
-    drawn = select(_in_flight.c.operation_id).where(_in_flight.c.process == process)
+    """Mark the samples claimed by a process that has died: it had tokens that it did not save.
+
+    Samples that wait for their gate have tokens, too, and no row in flight.
+    """
+    claimed = _operations.c.taken_by == process, IS_PENDING, IS_SAMPLE
+    drawn = select(_operations.c.id).where(*claimed)
     await transaction.execute(update(_rows).where(_rows.c.operation_id.in_(drawn)).values(is_stale=true()))
-    known = select(_rows.c.operation_id).where(_rows.c.operation_id == _in_flight.c.operation_id)
-    unknown = select(_in_flight.c.operation_id, _in_flight.c.tenant_id, literal(b""), true()).where(
-        _in_flight.c.process == process, ~known.exists()
-    )
+    known = select(_rows.c.operation_id).where(_rows.c.operation_id == _operations.c.id)
+    unknown = select(_operations.c.id, _operations.c.tenant_id, literal(b""), true()).where(*claimed, ~known.exists())
     columns = ["operation_id", "tenant_id", "body", "is_stale"]
     await transaction.execute(insert(_rows).from_select(columns, unknown))
 

@@ -1,0 +1,64 @@
+"""Samples of a sampling process that was killed: who follows one hands over what was read, wherever the sample stood."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from sqlalchemy import select
+
+from engine.model.base import BaseModel
+from store.tables import Operation
+from tests.workers.sampling.test_handed_over import LENGTH, SECONDS, Pool, Rig, base, rig_on
+from workers.leases.reaper import reap_pools
+
+__all__ = ["base"]
+
+
+@pytest_asyncio.fixture
+async def rig(database_url: str, base: BaseModel, tmp_path: Path) -> AsyncIterator[Rig]:
+    async with rig_on(database_url, base, tmp_path) as made:
+        yield made
+
+
+async def kill(rig: Rig, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """End the pool without a word, as a kill does, and have its peers reap it."""
+
+    async def nothing(*_: object, **__: object) -> list[object]:
+        return []
+
+    identity, worker = pool.sampling.heartbeat.identity, pool.sampling.worker
+    monkeypatch.setattr(worker._resumption, "save_at_end", nothing)
+    monkeypatch.setattr(pool.sampling.heartbeat, "leave", nothing)
+    await pool.end()
+    async with rig.runtime.database.write() as transaction:
+        await reap_pools(transaction, [identity.id], identity.base_model, rig.runtime)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_stream_goes_on_when_its_pool_is_killed_while_it_draws_or_waits_for_its_gate(
+    rig: Rig, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No token that was read is drawn again. An attempt counts for samples that were drawn alone."""
+    first = await rig.pool()
+    async with rig.stream(0) as mine, rig.stream(1, temperature=0.0) as beside:
+        reading = [asyncio.create_task(one.read()) for one in (mine, beside)]
+        await mine.until(20)
+        await beside.until(20)
+        if waits:
+            await rig.pause()
+        else:
+            first.source.replica.running.clear()
+        await kill(rig, first, monkeypatch)
+        async with rig.runtime.database.read() as session:
+            attempts = list(await session.scalars(select(Operation.attempts)))
+        assert attempts == [0 if waits else 1] * 2
+        kept = len(mine.tokens) + len(beside.tokens)
+        second = await rig.pool()
+        if waits:
+            await rig.resume()
+        async with asyncio.timeout(SECONDS):
+            ends = await asyncio.gather(*reading)
+        assert [mine.tokens, beside.tokens] == ends
+        assert second.source.replica.drawn <= 2 * LENGTH - kept

@@ -324,6 +324,12 @@ async def sampled_runs(session: AsyncSession, owner: Owner, samplers: Collection
     return {row.id: row.run for row in rows}
 
 
+async def lock_unless_at(transaction: AsyncSession, sampler_id: SamplerId, version: CheckpointId) -> bool:
+    """Lock the sampler if it is at another version than ``version``. Return whether it is."""
+    behind = Sampler.id == sampler_id, Sampler.checkpoint_id.is_distinct_from(version)
+    return await transaction.scalar(select(Sampler.id).where(*behind).with_for_update()) is not None
+
+
 async def point_sampler(transaction: AsyncSession, sampler_id: SamplerId, version: CheckpointId) -> bool:
     """Point one live sampler at ``version``. Return False if the sampler was there already."""
     moved = await transaction.execute(

@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar
 from uuid import uuid4
 
 from fastapi import Request
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.followed_sample import FollowedSample, all_followed
 from api.openai.models import SESSION, NamedModel, version_of_run
@@ -23,7 +24,7 @@ from api.wire.trajectory import trajectory_of
 from contracts.base_model import BaseModelFacts
 from contracts.codec import request_digest
 from contracts.errors import BudgetSpent, EngineFailure, InvalidRequest, StaleSample, WeftError
-from contracts.ids import SamplerId, SessionId
+from contracts.ids import RunId, SamplerId, SessionId
 from contracts.ledger_records import OperationState, OperationStatus
 from contracts.operations import OperationKind, SampledSequence, SampleOutput, SampleRequest
 from contracts.paths import parse_path
@@ -39,7 +40,7 @@ from tenants.rate_lines import lines_of
 from tenants.rates import Meter
 from tenants.reach import default_project
 from tenants.rights import Principal
-from tenants.samplers import NewSampler, create_sampler, point_sampler
+from tenants.samplers import NewSampler, create_sampler, lock_unless_at, point_sampler
 from tenants.sessions import standing_session
 
 P = ParamSpec("P")
@@ -252,11 +253,19 @@ async def _sampler(services: ApiServices, caller: Principal, model: NamedModel) 
         new = NewSampler(session_id, number, model.base_model, model.path, model.version, model.run)
         sampler_id = await create_sampler(transaction, caller.tenant, new, services.runtime.clock)
         if model.run is not None:
-            # Read again in this transaction: a version published meanwhile must not be replaced by an older one.
-            version = await version_of_run(services, transaction, caller, model.run)
-            if await point_sampler(transaction, sampler_id, version):
-                services.runtime.ledger.wakeups.announce_after_commit(transaction, versions_topic(model.base_model))
+            await _follow(services, transaction, caller, model.run, sampler_id, model.base_model)
         return sampler_id
+
+
+async def _follow(
+    services: ApiServices, transaction: AsyncSession, caller: Principal, run: RunId, sampler: SamplerId, base_model: str
+) -> None:
+    """Point the caller's standing sampler at the version of its run that is to be followed."""
+    if await lock_unless_at(transaction, sampler, await version_of_run(services, transaction, caller, run)):
+        # Read again under the lock: a version published meanwhile must not be replaced by an older one.
+        version = await version_of_run(services, transaction, caller, run)
+        if await point_sampler(transaction, sampler, version):
+            services.runtime.ledger.wakeups.announce_after_commit(transaction, versions_topic(base_model))
 
 
 def _unsaid(part: TokensMade, said: list[int], *, is_last: bool = False) -> TokensMade:

@@ -1,6 +1,7 @@
 """The tokens of a followed sample in order: each once, none missing, whatever the feed loses or repeats."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -39,21 +40,26 @@ class TokenOrder:
     def __init__(self, count: int) -> None:
         self._heard = [_Heard() for _ in range(count)]
         self._restarts = 0
+        self._claim = 0
         self.gaps: dict[int, int] = {}
         """Sequences of which tokens before the last parts are missing, each with the number of tokens that were heard."""
 
     def take(self, made: Sequence[TokensMade]) -> list[TokensMade]:
         """Return what is new in ``made`` and follows what was heard without a gap.
 
-        A part that starts before the end of what was heard replaces it: the sample began anew, or was drawn again.
+        A part that starts before the end of what was heard replaces it: the sample began anew, or was drawn again. A part of
+        an earlier claim is late: a process that stood still sends it after another one has gone on.
         """
         self.gaps = {}
         return [new for part in made if (new := self._take(part)) is not None]
 
     def _take(self, part: TokensMade) -> TokensMade | None:
-        if part.restarts < self._restarts:
+        # A process of a version before tells no claim.
+        claim = part.claim or self._claim
+        if (claim, part.restarts) < (self._claim, self._restarts):
             return None
-        if part.restarts > self._restarts:
+        self._claim = claim
+        if part.restarts != self._restarts:
             self._restarts = part.restarts
             for heard in self._heard:
                 # Kept as heard until the new tokens replace them; nothing of them counts any more.
@@ -70,7 +76,7 @@ class TokenOrder:
         if overlap == len(part.tokens):
             return None
         tokens, logprobs = part.tokens[overlap:], part.logprobs[overlap:]
-        rest = TokensMade(part.sequence, known, part.version, tokens, logprobs, part.restarts)
+        rest = replace(part, start=known, tokens=tokens, logprobs=logprobs)
         heard.extend(rest)
         return rest
 

@@ -148,6 +148,8 @@ class ReadyOperation:
     """Weight of the operation's tenant in the scheduler."""
     attempts: int = 0
     """Number of processes that ended while they computed the operation. Above 0 the operation is a suspect."""
+    claim: int = 0
+    """Fencing token of the sample's claim; grows whenever the sample changes hands. 0 for training."""
     is_replay: bool = False
     """True for an operation that is done, and is applied again to rebuild its run's adapter."""
     nbytes: int = 0

@@ -151,6 +151,7 @@ def _ready(row: Row[Any], files: PayloadFiles) -> ReadyOperation:
         accepted_at=row.created_at,
         share=row.share,
         attempts=row.attempts,
+        claim=row.claims,
         has_progress=bool(row.has_progress),
     )
 

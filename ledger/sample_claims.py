@@ -129,7 +129,7 @@ _CLAIM = (
             .with_for_update(skip_locked=True)
         )
     )
-    .values(taken_by=bindparam("process"))
+    .values(taken_by=bindparam("process"), claims=operations.c.claims + 1)
     .returning(operations.c.id)
 )
 

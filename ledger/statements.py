@@ -142,6 +142,7 @@ _READY_COLUMNS = (
     operations.c.trace_id,
     operations.c.created_at,
     operations.c.attempts,
+    operations.c.claims,
     payloads.c.body,
     payloads.c.file_digest,
     weight(tenants.c),

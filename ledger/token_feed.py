@@ -30,6 +30,8 @@ class TokensMade:
     """Natural logarithms, one for each of ``tokens``."""
     restarts: int = 0
     """Times that the sample was begun anew."""
+    claim: int = 0
+    """Fencing token of the claim under which they were drawn; 0: not told by a process of a version before."""
 
 
 class TokenFeed:

@@ -26,6 +26,7 @@ class Operation(Base):
     - ``(lane, seq_id)``: idempotency key.
     - ``trace_id``: trace of the request that brought the operation.
     - ``taken_by``: process that claimed the sample.
+    - ``claims``: number of claims of the sample, the fencing token of the latest one.
     - ``attempts``: number of processes that ended while they computed the operation.
     - ``held_by``: run whose closed gate holds the sample, which nobody claims until the gate is open.
     - ``key_id``: API key of the request that brought the operation.
@@ -69,6 +70,7 @@ class Operation(Base):
     sampled_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
     cached_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
     rate_mark: Mapped[int | None] = mapped_column(BigInteger)
+    claims: Mapped[int] = mapped_column(server_default="0")
 
     __table_args__ = (
         UniqueConstraint("lane", "seq_id"),

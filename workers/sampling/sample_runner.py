@@ -251,7 +251,8 @@ class SampleRunner:
             history.left_at = None
         # Tokens of a sample that another process may draw by now would mix with that one's.
         if self._feed.is_followed(attempt.key) and self._claims.heartbeat.may_draw:
-            self._publisher.publish(attempt.key, attempt.operation.tenant, continuation, drawn)
+            operation = attempt.operation
+            self._publisher.publish(attempt.key, operation.tenant, continuation, drawn, claim=operation.claim)
         if not attempt.is_row_current:
             self._rows.update_soon(attempt)
         if continuation.has_drawn and not continuation.finished:

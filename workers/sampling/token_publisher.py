@@ -5,6 +5,7 @@ that are published again must not come all at once. Their followers have the tok
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from time import monotonic
 
 from contracts.ids import TenantId
@@ -28,8 +29,10 @@ class TokenPublisher:
         self._used_until: dict[TenantId, float] = {}
         """Seconds on the clock up to which each tenant has used its pace."""
 
-    def publish(self, key: FeedKey, tenant: TenantId, continuation: Continuation, drawn: int) -> None:
-        """Publish the ``drawn`` tokens, and of others those that the tenant's pace allows."""
+    def publish(
+        self, key: FeedKey, tenant: TenantId, continuation: Continuation, drawn: int, *, claim: int = 0
+    ) -> None:
+        """Publish the ``drawn`` tokens, and of others those that the tenant's pace allows. ``claim``: see ``TokensMade``."""
         continuation.publish_again(self._feed.take_asked_again(key))
         now = self._clock()
         used = max(0.0, self._used_until.get(tenant, now) - now)
@@ -40,4 +43,4 @@ class TokenPublisher:
             if len(self._used_until) > _MOST_TENANTS:
                 self._used_until = {one: until for one, until in self._used_until.items() if until > now}
         if made:
-            self._feed.publish(key, made)
+            self._feed.publish(key, [replace(part, claim=claim) for part in made])

@@ -1,7 +1,7 @@
 """Samples of a sampling process that was killed: who follows one hands over what was read, wherever the sample stood."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,6 +9,8 @@ import pytest_asyncio
 from sqlalchemy import select
 
 from engine.model.base import BaseModel
+from ledger.token_feed import FeedKey, TokenFeed, TokensMade
+from store.repeat import wait_for
 from store.tables import Operation
 from tests.workers.sampling.test_handed_over import LENGTH, SECONDS, Pool, Rig, base, rig_on
 from workers.leases.reaper import reap_pools
@@ -62,3 +64,58 @@ async def test_a_stream_goes_on_when_its_pool_is_killed_while_it_draws_or_waits_
             ends = await asyncio.gather(*reading)
         assert [mine.tokens, beside.tokens] == ends
         assert second.source.replica.drawn <= 2 * LENGTH - kept
+
+
+class Channel(TokenFeed):
+    """A pool's end of a feed. What is published stays queued while it ``is_frozen``, as in a process that stands still."""
+
+    def __init__(self, feed: TokenFeed) -> None:
+        super().__init__()
+        self._feed = feed
+        self.is_frozen = False
+        self.queued: list[tuple[FeedKey, Sequence[TokensMade]]] = []
+
+    def is_followed(self, key: FeedKey) -> bool:
+        return self._feed.is_followed(key)
+
+    def take_asked_again(self, key: FeedKey) -> Mapping[int, int]:
+        return self._feed.take_asked_again(key)
+
+    def publish(self, key: FeedKey, made: Sequence[TokensMade]) -> None:
+        self.queued.append((key, made))
+        if not self.is_frozen:
+            self.thaw()
+
+    def thaw(self) -> None:
+        """Send what is queued."""
+        queued, self.queued = self.queued, []
+        for key, made in queued:
+            self._feed.publish(key, made)
+
+
+async def test_tokens_that_a_frozen_pool_had_queued_do_not_disturb_the_one_that_goes_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = Channel(rig.runtime.feed)
+    first = await rig.pool(channel)
+    async with rig.stream(0) as mine, rig.stream(1) as beside:
+        streams = (mine, beside)
+        reading = [asyncio.create_task(one.read()) for one in streams]
+        for stream in streams:
+            await stream.until(20)
+        channel.is_frozen = True
+        async with asyncio.timeout(SECONDS):
+            while len({key for key, _ in channel.queued}) < len(streams):
+                await wait_for(asyncio.Event(), 0.02)
+        first.source.replica.running.clear()
+        await kill(rig, first, monkeypatch)
+        had = [len(stream.tokens) for stream in streams]
+        second = await rig.pool()
+        for stream, count in zip(streams, had, strict=True):
+            await stream.until(count + 20)
+        second.source.replica.running.clear()
+        channel.thaw()
+        second.source.replica.running.set()
+        async with asyncio.timeout(SECONDS):
+            ends = await asyncio.gather(*reading)
+        assert [mine.tokens, beside.tokens] == ends

@@ -41,6 +41,7 @@ class TokenOrder:
         self._heard = [_Heard() for _ in range(count)]
         self._restarts = 0
         self._claim = 0
+        self._publication: int | None = None
         self.gaps: dict[int, int] = {}
         """Sequences of which tokens before the last parts are missing, each with the number of tokens that were heard."""
 
@@ -64,6 +65,9 @@ class TokenOrder:
             for heard in self._heard:
                 # Kept as heard until the new tokens replace them; nothing of them counts any more.
                 heard.tokens, heard.logprobs, heard.changes = [], [], []
+            self._publication = None
+        if part.publication is not None:
+            self._publication = part.publication
         heard = self._heard[part.sequence]
         known = len(heard.tokens)
         if part.start > known:
@@ -88,4 +92,4 @@ class TokenOrder:
         ]
         reports = [SequenceReport("", one.spans()) for one in self._heard]
         report = SampleReport(reports, replicas=[], attempts=1, queue_seconds=0.0, decode_seconds=0.0)
-        return SampleProgress(SampleOutput(sequences), report, restarts=self._restarts)
+        return SampleProgress(SampleOutput(sequences), report, self._publication, self._restarts)

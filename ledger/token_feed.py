@@ -32,6 +32,8 @@ class TokensMade:
     """Times that the sample was begun anew."""
     claim: int = 0
     """Fencing token of the claim under which they were drawn; 0: not told by a process of a version before."""
+    publication: int | None = None
+    """Publication that the sample's first token was drawn from; None: not told by a process of a version before."""
 
 
 class TokenFeed:

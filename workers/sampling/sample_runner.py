@@ -252,7 +252,14 @@ class SampleRunner:
         # Tokens of a sample that another process may draw by now would mix with that one's.
         if self._feed.is_followed(attempt.key) and self._claims.heartbeat.may_draw:
             operation = attempt.operation
-            self._publisher.publish(attempt.key, operation.tenant, continuation, drawn, claim=operation.claim)
+            self._publisher.publish(
+                attempt.key,
+                operation.tenant,
+                continuation,
+                drawn,
+                claim=operation.claim,
+                publication=history.first_publication,
+            )
         if not attempt.is_row_current:
             self._rows.update_soon(attempt)
         if continuation.has_drawn and not continuation.finished:

@@ -30,9 +30,19 @@ class TokenPublisher:
         """Seconds on the clock up to which each tenant has used its pace."""
 
     def publish(
-        self, key: FeedKey, tenant: TenantId, continuation: Continuation, drawn: int, *, claim: int = 0
+        self,
+        key: FeedKey,
+        tenant: TenantId,
+        continuation: Continuation,
+        drawn: int,
+        *,
+        claim: int = 0,
+        publication: int | None = None,
     ) -> None:
-        """Publish the ``drawn`` tokens, and of others those that the tenant's pace allows. ``claim``: see ``TokensMade``."""
+        """Publish the ``drawn`` tokens, and of others those that the tenant's pace allows.
+
+        ``claim`` and ``publication``: see ``TokensMade``.
+        """
         continuation.publish_again(self._feed.take_asked_again(key))
         now = self._clock()
         used = max(0.0, self._used_until.get(tenant, now) - now)
@@ -43,4 +53,4 @@ class TokenPublisher:
             if len(self._used_until) > _MOST_TENANTS:
                 self._used_until = {one: until for one, until in self._used_until.items() if until > now}
         if made:
-            self._feed.publish(key, [replace(part, claim=claim) for part in made])
+            self._feed.publish(key, [replace(part, claim=claim, publication=publication) for part in made])

@@ -56,6 +56,8 @@ async def test_a_stream_goes_on_when_its_pool_is_killed_while_it_draws_or_waits_
         async with rig.runtime.database.read() as session:
             attempts = list(await session.scalars(select(Operation.attempts)))
         assert attempts == [0 if waits else 1] * 2
+        # The age of what is handed over counts from its first token.
+        assert [one.sample._order.progress().publication for one in (mine, beside)] == [0, 0]
         kept = len(mine.tokens) + len(beside.tokens)
         second = await rig.pool()
         if waits:

@@ -6,14 +6,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
+from api.token_order import TokenOrder
+from contracts.errors import StaleSample
+from contracts.ids import RunId, TenantId
 from contracts.operations import SampledSequence, SampleOutput, SampleRequest, SamplingParams
 from contracts.sample_progress import SampleProgress, SavedProgress, encode_progress
 from contracts.sample_report import SampleReport, SequenceReport, VersionSpan
+from ledger.token_feed import TokenFeed
+from tenants.samplers import OnStale, Staleness
+from tests.workers.sampling.test_continuation import NEW, OLD, begun, give
 from workers.sampling.continuation import Continuation
 from workers.sampling.resumption import Resumption
-from workers.sampling.sample_runner import History
+from workers.sampling.sample_runner import History, _check_age
 from workers.sampling.stop_conditions import StopRules
+from workers.sampling.token_publisher import TokenPublisher
+from workers.sampling.weight_source import WeightSource
 
 SECONDS = 20.0
 LENGTH = 64
@@ -54,3 +63,47 @@ async def test_a_sample_that_takes_long_to_take_up_holds_up_no_other_tenants() -
     assert [(await mine).made, beside.made] == [LENGTH, LENGTH]
     assert waited
     assert all(waited)
+
+
+async def handed_over(publication: int | None) -> tuple[Continuation, History]:
+    """Return a sample that its follower has handed over with the tokens of a process that told it of ``publication``."""
+    first, order, feed = begun(), TokenOrder(1), TokenFeed()
+    (request,) = first.requests(OLD, 1)
+    give(first, request, 1, 2, 3, end=None)
+    with feed.follow(("a lane", 0)) as queue:
+        TokenPublisher(feed).publish(("a lane", 0), TenantId("cat"), first, 3, claim=1, publication=publication)
+        order.take(queue.get_nowait())
+
+    class Handed(Resumption):
+        async def _saved(self, operation: Any) -> SavedProgress:
+            return SavedProgress(encode_progress(order.progress()), is_stale=False)
+
+    runtime: Any = None
+    operation: Any = SimpleNamespace(id="a sample", has_progress=True)
+    second, history = begun(), History()
+    await Handed(runtime).resume(operation, second, history)
+    assert second.made == 3
+    return second, history
+
+
+def source(publication: int, on_stale: OnStale | None) -> WeightSource:
+    bound = None if on_stale is None else Staleness(1, on_stale)
+    return WeightSource(RunId("run"), NEW, is_live=True, publication=publication, staleness=bound)
+
+
+async def test_a_bound_on_age_counts_from_the_first_token_when_a_sample_is_handed_over() -> None:
+    """Its first token is of publication 1. A sampler without a bound beside takes all of them."""
+    for publication, on_stale, made in ((2, OnStale.FAIL, 3), (3, OnStale.RESTART, 0), (3, None, 3)):
+        continuation, history = await handed_over(1)
+        _check_age(continuation, history, source(publication, on_stale))
+        assert continuation.made == made
+    continuation, history = await handed_over(1)
+    with pytest.raises(StaleSample):
+        _check_age(continuation, history, source(3, OnStale.FAIL))
+
+
+async def test_a_sample_whose_first_publication_nobody_told_counts_from_the_take_over() -> None:
+    """A process of a version before tells followers of none."""
+    continuation, history = await handed_over(None)
+    _check_age(continuation, history, source(3, OnStale.FAIL))
+    assert (continuation.made, history.first_publication) == (3, 3)

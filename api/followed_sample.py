@@ -14,6 +14,7 @@ from contracts.errors import FutureGone, Unavailable, WeftError
 from contracts.ids import RequestId
 from contracts.ledger_records import OperationState, OperationStatus
 from contracts.operations import SampleOutput
+from contracts.sample_progress import lacks_scores
 from ledger.runtime import Runtime
 from ledger.token_feed import TokensMade
 from ledger.wakeups import operation_topic, saved_tokens_topic, unsaved_tokens_topic
@@ -98,11 +99,7 @@ class FollowedSample:
 
     async def hand_over(self) -> None:
         """Save the tokens for the next sampling process whenever the sample's process has died; until cancelled."""
-        wakeups, sample = self._runtime.wakeups, self._submission.sample
-        if sample.topk_sample_logprobs or sample.prompt_logprobs or sample.topk_prompt_logprobs:
-            # The feed has only tokens and their logprobs.
-            return
-        with wakeups.listen(unsaved_tokens_topic(self.request_id)) as asked:
+        with self._runtime.wakeups.listen(unsaved_tokens_topic(self.request_id)) as asked:
             while await wait_for(asked, None):
                 try:
                     await self._save()
@@ -112,7 +109,8 @@ class FollowedSample:
     async def _save(self) -> None:
         self._receive()
         progress = self._order.progress()
-        if progress.output.drawn:
+        # The feed has only tokens and their logprobs.
+        if progress.output.drawn and not lacks_scores(self._submission.sample, progress.output):
             async with self._runtime.database.write() as transaction:
                 await complete_progress(transaction, self._submission.tenant, self.request_id, progress)
         self._runtime.wakeups.announce(saved_tokens_topic(self.request_id))

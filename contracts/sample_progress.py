@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import msgspec
 
 from contracts.codec import decode_result, encode
-from contracts.operations import OperationKind, SampleOutput
+from contracts.operations import OperationKind, SampleOutput, SampleRequest
 from contracts.sample_report import SampleReport, decode_report, encode_report
 
 
@@ -35,6 +35,17 @@ class SavedProgress:
 
     body: bytes
     is_stale: bool
+
+
+def lacks_scores(sample: SampleRequest, output: SampleOutput) -> bool:
+    """Return whether ``output`` has tokens without the scores that ``sample`` asks for: nothing can be drawn after them."""
+    return bool(
+        (sample.prompt_logprobs and output.prompt_logprobs is None)
+        or (sample.topk_prompt_logprobs and output.topk_prompt_logprobs is None)
+        or (sample.target_prompt_logprobs is not None and output.target_prompt_logprobs is None)
+        or (sample.prompt_alt_tokens_k and output.prompt_alt_tokens is None)
+        or (sample.topk_sample_logprobs and any(one.topk_logprobs is None for one in output.sequences))
+    )
 
 
 class _Packed(msgspec.Struct, array_like=True):

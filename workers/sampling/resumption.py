@@ -11,7 +11,8 @@ from collections.abc import Collection
 from contracts.errors import WeftError
 from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import ReadyOperation
-from contracts.sample_progress import SampleProgress, SavedProgress, decode_progress
+from contracts.operations import Payload, SampleRequest, Unreadable
+from contracts.sample_progress import SampleProgress, SavedProgress, decode_progress, lacks_scores
 from ledger.runtime import Runtime
 from ledger.wakeups import saved_tokens_topic, unsaved_tokens_topic
 from store.repeat import wait_for
@@ -44,7 +45,7 @@ class Resumption:
             return
         try:
             # Many long sequences take a while, for which the lease and other samples would wait.
-            progress = await asyncio.to_thread(_resumed, continuation, saved.body)
+            progress = await asyncio.to_thread(_resumed, operation.payload, continuation, saved.body)
         except ValueError as error:
             log.error("operation=%s is drawn again, its progress cannot be read: %s", operation.id, error)
             return
@@ -92,9 +93,11 @@ class Resumption:
         return []
 
 
-def _resumed(continuation: Continuation, body: bytes) -> SampleProgress:
+def _resumed(sample: Payload | Unreadable, continuation: Continuation, body: bytes) -> SampleProgress:
     """Give ``continuation`` the progress that is saved as ``body``, and return it. Raises ``ValueError``."""
     progress = decode_progress(body)
+    if isinstance(sample, SampleRequest) and lacks_scores(sample, progress.output):
+        raise ValueError("it lacks scores that the sample asks for")
     continuation.resume(progress.output, progress.report.sequences, restarts=progress.restarts)
     return progress
 

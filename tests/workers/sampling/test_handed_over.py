@@ -165,12 +165,12 @@ class Rig:
         return self.pools[-1]
 
     @asynccontextmanager
-    async def stream(self, owner: int, *, temperature: float = 1.0) -> AsyncIterator[Stream]:
+    async def stream(self, owner: int, *, temperature: float = 1.0, **asked: Any) -> AsyncIterator[Stream]:
         """A stream of the tenant's next sample."""
         tenant, sampler = self.samplers[owner]
         params = SamplingParams(max_tokens=LENGTH, temperature=temperature, stop_tokens=[])
         submission = SampleSubmission(
-            tenant, sampler, 0, BASE, SampleRequest(np.array([5, 6, 7]), 1, params), digest=b"a sample"
+            tenant, sampler, 0, BASE, SampleRequest(np.array([5, 6, 7]), 1, params, **asked), digest=b"a sample"
         )
         async with followed(self.services, submission) as sample:
             yield Stream(sample)

@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import pytest_asyncio
 from sqlalchemy import select
 
+from contracts.prompt_cells import PromptCells
 from engine.model.base import BaseModel
 from ledger.token_feed import FeedKey, TokenFeed, TokensMade
 from store.repeat import wait_for
@@ -66,6 +68,31 @@ async def test_a_stream_goes_on_when_its_pool_is_killed_while_it_draws_or_waits_
             ends = await asyncio.gather(*reading)
         assert [mine.tokens, beside.tokens] == ends
         assert second.source.replica.drawn <= 2 * LENGTH - kept
+
+
+async def test_scores_that_were_asked_for_are_in_the_result_when_the_pool_is_killed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No follower has them, so the sample is drawn again. One beside that asks for none goes on."""
+    first, cells = await rig.pool(), PromptCells(np.array([[6], [7]]), 1)
+    scored = rig.stream(0, temperature=0.0, target_prompt_logprobs=cells, prompt_alt_tokens_k=2)
+    async with scored as mine, rig.stream(1) as beside:
+        reading = [asyncio.create_task(one.read()) for one in (mine, beside)]
+        await mine.until(20)
+        await beside.until(20)
+        first.source.replica.running.clear()
+        await kill(rig, first, monkeypatch)
+        kept = len(beside.tokens)
+        second = await rig.pool()
+        async with asyncio.timeout(SECONDS):
+            ends = await asyncio.gather(*reading)
+        output = await mine.sample.output()
+        assert [mine.tokens, beside.tokens] == ends
+        assert second.source.replica.drawn <= 2 * LENGTH - kept
+    assert output.target_prompt_logprobs is not None
+    assert output.target_prompt_logprobs.values.shape == (2, 1)
+    assert output.prompt_alt_tokens is not None
+    assert output.prompt_alt_tokens.tokens.shape == (2, 2)
 
 
 class Channel(TokenFeed):

@@ -12,11 +12,12 @@ from api.token_order import TokenOrder
 from contracts.errors import StaleSample
 from contracts.ids import RunId, TenantId
 from contracts.operations import SampledSequence, SampleOutput, SampleRequest, SamplingParams
+from contracts.prompt_cells import PromptCells
 from contracts.sample_progress import SampleProgress, SavedProgress, encode_progress
 from contracts.sample_report import SampleReport, SequenceReport, VersionSpan
 from ledger.token_feed import TokenFeed
 from tenants.samplers import OnStale, Staleness
-from tests.workers.sampling.test_continuation import NEW, OLD, begun, give
+from tests.workers.sampling.test_continuation import NEW, OLD, begun, give, sample
 from workers.sampling.continuation import Continuation
 from workers.sampling.resumption import Resumption
 from workers.sampling.sample_runner import History, _check_age
@@ -51,7 +52,7 @@ async def test_a_sample_that_takes_long_to_take_up_holds_up_no_other_tenants() -
 
     async def take_up(tenant: str, rules: StopRules) -> Continuation:
         request = SampleRequest(np.array([5, 6, 7]), 1, SamplingParams(seed=1))
-        operation: Any = SimpleNamespace(id=f"a sample of {tenant}", has_progress=True)
+        operation: Any = SimpleNamespace(id=f"a sample of {tenant}", has_progress=True, payload=request)
         continuation = Continuation(operation.id, request, rules, owner=tenant)
         await resumption.resume(operation, continuation, History())
         return continuation
@@ -65,8 +66,8 @@ async def test_a_sample_that_takes_long_to_take_up_holds_up_no_other_tenants() -
     assert all(waited)
 
 
-async def handed_over(publication: int | None) -> tuple[Continuation, History]:
-    """Return a sample that its follower has handed over with the tokens of a process that told it of ``publication``."""
+async def handed_over(publication: int | None, **asked: Any) -> tuple[Continuation, History]:
+    """Return a sample after its follower has handed over three tokens of a process that told it of ``publication``."""
     first, order, feed = begun(), TokenOrder(1), TokenFeed()
     (request,) = first.requests(OLD, 1)
     give(first, request, 1, 2, 3, end=None)
@@ -79,10 +80,9 @@ async def handed_over(publication: int | None) -> tuple[Continuation, History]:
             return SavedProgress(encode_progress(order.progress()), is_stale=False)
 
     runtime: Any = None
-    operation: Any = SimpleNamespace(id="a sample", has_progress=True)
-    second, history = begun(), History()
+    operation: Any = SimpleNamespace(id="a sample", has_progress=True, payload=sample(**asked))
+    second, history = begun(**asked), History()
     await Handed(runtime).resume(operation, second, history)
-    assert second.made == 3
     return second, history
 
 
@@ -107,3 +107,22 @@ async def test_a_sample_whose_first_publication_nobody_told_counts_from_the_take
     continuation, history = await handed_over(None)
     _check_age(continuation, history, source(3, OnStale.FAIL))
     assert (continuation.made, history.first_publication) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"prompt_logprobs": True},
+        {"topk_prompt_logprobs": 2},
+        {"target_prompt_logprobs": PromptCells(np.array([[7], [8]]), 1)},
+        {"prompt_alt_tokens_k": 1},
+        {"topk_sample_logprobs": 2},
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+async def test_tokens_without_the_scores_that_are_asked_for_are_drawn_again(asked: dict[str, Any]) -> None:
+    """An API of a version before hands over what it has. A sample beside that asks for no scores goes on."""
+    (mine, history), (beside, _) = await handed_over(1, **asked), await handed_over(1)
+    assert (mine.made, history.first_publication, beside.made) == (0, None, 3)
+    (request,) = mine.requests(NEW, 2)
+    assert (request.scoring is None) == ("topk_sample_logprobs" in asked)

@@ -35,7 +35,7 @@ def test_late_parts_of_an_earlier_claim_replace_nothing(restarts: int) -> None:
 
 
 def test_a_later_claim_that_begins_anew_replaces_what_had_begun_anew_before() -> None:
-    """Its process has nothing of what the earlier one drew, and so none of its restarts."""
+    """The next process has nothing of what the earlier one drew, and so none of its restarts."""
     order = TokenOrder(1)
     order.take([part(0, 1, 2, 3, claim=1, restarts=2)])
     order.take([part(0, 1, 9, claim=2)])

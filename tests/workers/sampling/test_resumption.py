@@ -92,7 +92,7 @@ def source(publication: int, on_stale: OnStale | None) -> WeightSource:
 
 
 async def test_a_bound_on_age_counts_from_the_first_token_when_a_sample_is_handed_over() -> None:
-    """Its first token is of publication 1. A sampler without a bound beside takes all of them."""
+    """The first token is of publication 1. A sampler without a bound beside takes all of them."""
     for publication, on_stale, made in ((2, OnStale.FAIL, 3), (3, OnStale.RESTART, 0), (3, None, 3)):
         continuation, history = await handed_over(1)
         _check_age(continuation, history, source(publication, on_stale))

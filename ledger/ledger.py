@@ -301,6 +301,11 @@ class Ledger:
             after_commit(transaction, finished)
         return ended
 
+    async def has_next(self, transaction: AsyncSession, run: RunId) -> bool:
+        """Lock the run, and return whether the operation that may run next in it is there and pending."""
+        await lock_runs(transaction, [run])
+        return await transaction.scalar(sql.PENDING_NEXT, {"lane": run}) is not None
+
     async def fail_pending(
         self, transaction: AsyncSession, run: RunId, error: RunUnloaded | SessionEnded, *, unloads: bool = False
     ) -> None:

@@ -319,6 +319,13 @@ LEASES = select(runs.c.id, runs.c.trainer_id, runs.c.lease_token).where(
     runs.c.id.in_(bindparam("lanes", expanding=True)), runs.c.trainer_id.is_not(None)
 )
 
+PENDING_NEXT = (
+    select(operations.c.id)
+    .join_from(operations, runs, runs.c.id == operations.c.lane)
+    .where(runs.c.id == bindparam("lane"), operations.c.seq_id == runs.c.next_seq_id, IS_PENDING)
+)
+"""Finds the operation that may run next in the run, if it was accepted."""
+
 STATES = select(operations.c.id, operations.c.state).where(operations.c.id.in_(bindparam("ids", expanding=True)))
 
 LOCK_RUNS = (

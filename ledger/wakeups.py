@@ -27,6 +27,11 @@ def recalls_topic(trainer: str) -> str:
     return f"recalls:{trainer}"
 
 
+def handed_over_topic(trainer: str) -> str:
+    """Topic: the trainer has got a run that may have operations from long before."""
+    return f"handed-over:{trainer}"
+
+
 def placements_topic(base_model: str) -> str:
     """Topic: runs of a base model have work and no trainer.
 

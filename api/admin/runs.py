@@ -18,7 +18,7 @@ from api.wire.request_model import PlainText, RequestModel
 from contracts.errors import InvalidRequest, NotFound
 from contracts.ids import RunId
 from ledger.inspection import count_pending, front_of_run
-from ledger.wakeups import shares_topic, trainer_topic
+from ledger.wakeups import handed_over_topic, shares_topic, trainer_topic
 from store.tables import Run, RunState, Tenant
 from tenants.audit_actions import Action
 from tenants.operator_keys import Operator
@@ -197,7 +197,7 @@ async def _move(
             raise InvalidRequest("no trainer has the run; name one as `to`, or leave it to the first that is free")
         await assign_run(transaction, RunId(run), target=target.id, now=now, detail=body.reason or None)
         await _record(transaction, admin, request, caller, Action.RUN_MOVE, found, target.id, body.reason)
-        _wake(admin, transaction, target.id)
+        admin.runtime.wakeups.announce_after_commit(transaction, handed_over_topic(target.id))
         return DirectedRunBody(id=run, outcome=Outcome.ASSIGNED, trainer=target.id)
     if target is not None and target.id == found.trainer_id:
         return DirectedRunBody(id=run, outcome=Outcome.IS_THERE, trainer=target.id)

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from contracts.ids import RunId
 from ledger.runtime import Runtime
-from ledger.wakeups import placements_topic, trainer_topic
+from ledger.wakeups import handed_over_topic, placements_topic
 from store.tables import ProcessKind
 from tenants.placements import MOST_RUNS
 from tenants.run_directives import lift_run_directives
@@ -69,7 +69,7 @@ class RunReleases:
                 elif await hand_over_run(
                     transaction, self._identity.id, run, target=told.target, now=now, detail=told.reason
                 ):
-                    runtime.wakeups.announce_after_commit(transaction, trainer_topic(told.target))
+                    runtime.wakeups.announce_after_commit(transaction, handed_over_topic(told.target))
             await release_runs(transaction, self._identity.id, rest, now)
             topic = placements_topic(self._identity.base_model)
             runtime.wakeups.announce_after_commit(transaction, topic)

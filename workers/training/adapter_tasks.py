@@ -313,6 +313,14 @@ class AdapterTasks:
             f"this {head.kind} was recorded and cannot be read back; send it again (request {head.id})"
         )
 
+    async def _unload(self, lane: Lane, head: ReadyOperation) -> bool:
+        """Unload the run, unless operations before the unload wait that the lane does not know."""
+        if await self._checkpoints.unload(head):
+            return True
+        log.warning("run=%s has operations before its unload that were not read; its lane is read again", lane.run)
+        self._outcomes.drop(lane.run)
+        return False
+
     async def _run_alone(self, lane: Lane, head: ReadyOperation) -> bool:
         """Run an operation on a whole adapter, once the completions before it are written.
 
@@ -336,7 +344,7 @@ class AdapterTasks:
             case _ if head.kind is OperationKind.CREATE_MODEL:
                 return await self._checkpoints.create(head)
             case _ if head.kind is OperationKind.UNLOAD_MODEL:
-                await self._checkpoints.unload(head)
+                return await self._unload(lane, head)
             case _:
                 raise TypeError(f"no handler for {head.kind}")
         return True

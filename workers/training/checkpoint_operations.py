@@ -307,11 +307,16 @@ class CheckpointOperations:
             self._ledger.wakeups.announce_after_commit(transaction, versions_topic(run.base_model))
         return SamplerWeightsSaved(sampling_session_id=sampler_id)
 
-    async def unload(self, operation: ReadyOperation) -> None:
-        """Drop the adapter for good. Operations that still wait in its lane fail."""
+    async def unload(self, operation: ReadyOperation) -> bool:
+        """Drop the adapter for good. Operations that wait behind a gap in its lane fail.
+
+        Return False, changing nothing, if the ledger has an operation that comes next: this trainer has not read it.
+        """
         run_id = RunId(operation.lane)
         self._engine.in_hand.begin(operation.id)
         async with self._database.write() as transaction:
+            if await self._ledger.has_next(transaction, run_id):
+                return False
             snapshot = await snapshot_directory(transaction, operation.tenant, run_id)
             await set_run_state(transaction, operation.tenant, run_id, RunState.UNLOADED)
             await self._ledger.fail_pending(transaction, run_id, RunUnloaded(f"model {run_id} was unloaded"))
@@ -320,6 +325,7 @@ class CheckpointOperations:
         self._residency.forget(run_id)
         if snapshot is not None:
             await asyncio.to_thread(self._data_folder.remove, snapshot)
+        return True
 
     async def fail_creation(self, operation: ReadyOperation, error: WeftError) -> None:
         """Record that the run was never made, and fail the operations that wait for it."""

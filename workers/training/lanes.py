@@ -211,6 +211,8 @@ class Lanes:
         self._waiting_tenants: frozenset[TenantId] = frozenset()
         self.cursor = 0
         """Position up to which accepted operations are known."""
+        self.resets = 0
+        """Number of times that every pending operation was to be read again."""
         self._known: set[int] = set()
         """Positions of operations that were added, as far as they are looked at again."""
 
@@ -235,6 +237,7 @@ class Lanes:
     def look_at_all(self) -> None:
         """Have every pending operation read again."""
         self.cursor = 0
+        self.resets += 1
         self._known.clear()
 
     def known_after(self, position: int) -> set[int]:
@@ -273,10 +276,10 @@ class Lanes:
                 )
 
     def drop(self, run: RunId) -> Lane | None:
-        """Drop a lane whose memory may differ from the ledger, and return it. The next full look makes a new lane."""
+        """Drop a lane whose memory may differ from the ledger, and return it. The next look makes a new lane."""
         lane = self._lanes.pop(run, None)
-        # What is looked at again finds the operations of the new lane.
-        self._known.clear()
+        # The new lane must know every operation, also those accepted long before.
+        self.look_at_all()
         if lane is not None:
             lane.is_dropped = True
             lane.end_started()

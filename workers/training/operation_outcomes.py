@@ -5,6 +5,7 @@ from memory, because its memory would stay ahead of the ledger. The run's next o
 of a replay.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -20,6 +21,9 @@ from workers.training.residency import AdapterResidency
 from workers.training.training_engine import TrainingEngine
 
 log = logging.getLogger(__name__)
+
+_PAUSE_SECONDS = 1.0
+"""Time after a completion that was not written until the ledger is looked at because of it."""
 
 
 class OperationOutcomes:
@@ -43,7 +47,7 @@ class OperationOutcomes:
 
     async def write(self) -> None:
         """Write completions until the writer is closed."""
-        await self._writer.run(on_written=self._written, on_refused=self.drop)
+        await self._writer.run(on_written=self._written, on_refused=self._refused)
 
     def complete(self, lane: Lane, operation: ReadyOperation, outcome: Result | WeftError) -> None:
         """Move the lane past an operation that was computed or has failed, and have its completion written."""
@@ -84,6 +88,15 @@ class OperationOutcomes:
 
     def drop(self, run: RunId) -> None:
         """Drop the run's lane and adapter from memory. The run is rebuilt from the ledger for its next operation."""
+        self._forget(run)
+        self._wake()
+
+    def _refused(self, run: RunId) -> None:
+        """Drop a run whose completion was not written. While the database takes no writes, it is not computed all the time."""
+        self._forget(run)
+        asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._wake)
+
+    def _forget(self, run: RunId) -> None:
         self._lanes.drop(run)
         self._residency.forget(run)
 

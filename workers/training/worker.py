@@ -24,7 +24,7 @@ from engine.model.device import DeviceFailed
 from engine.piece_size import PieceSize
 from ledger.runtime import Runtime
 from ledger.statements import MAX_PENDING
-from ledger.wakeups import recalls_topic, shares_topic, trainer_topic
+from ledger.wakeups import handed_over_topic, recalls_topic, shares_topic, trainer_topic
 from ledger.work_in_hand import remove_record
 from store.repeat import repeat
 from workers.leases.runs import RunLeases
@@ -106,8 +106,8 @@ class TrainingWorker:
         """Set when another round may find work: when ``_news`` is set, and when a pass or step has ended."""
         self._recalled = asyncio.Event()
         """Set when operations in the lanes may have been cancelled."""
-        self._reshared = asyncio.Event()
-        """Set when tenants' shares may have changed."""
+        self._is_partial = asyncio.Event()
+        """Set when the whole ledger is to be looked at: tenants' shares may have changed, or another trainer's run has come."""
         self._claimed: set[RunId] = set()
         """Runs that were claimed since the last look. They may have operations from long before."""
         self._swept = monotonic()
@@ -208,11 +208,12 @@ class TrainingWorker:
 
     async def _work(self) -> None:
         topic, recalls = self._topic, self._recalls_topic
+        whole = (shares_topic(), handed_over_topic(self.leases.identity.id))
         with (
             self._wakeups.listen(topic) as self._news,
             self._wakeups.listen(recalls) as self._recalled,
-            self._wakeups.listen(shares_topic()) as self._reshared,
-            self._wakeups.listen(topic, recalls, shares_topic()) as self._again,
+            self._wakeups.listen(*whole) as self._is_partial,
+            self._wakeups.listen(topic, recalls, *whole) as self._again,
         ):
             self._news.set()
             await repeat(
@@ -235,8 +236,8 @@ class TrainingWorker:
             self._again.set()
         if self._recalled.is_set():
             await self._drop_recalled()
-        if self._reshared.is_set():
-            self._reshared.clear()
+        if self._is_partial.is_set():
+            self._is_partial.clear()
             self._lanes.look_at_all()
             self._news.set()
         if self._news.is_set() or self._payloads.wanted():
@@ -283,7 +284,7 @@ class TrainingWorker:
                 await self._read_claimed(session)
                 more = True
                 while more:
-                    seen = self._seen()
+                    seen, resets = self._seen(), lanes.resets
                     found = await self._ledger.pending_training(
                         session,
                         self._base_model,
@@ -292,6 +293,9 @@ class TrainingWorker:
                         known=lanes.known_after(seen),
                     )
                     self._drop_stale(found)
+                    if lanes.resets != resets:
+                        # From the beginning: the new lane of a run that was dropped must not hold later operations alone.
+                        continue
                     lanes.add_pending(found)
                     more = len(found) == MAX_PENDING
             await self._place_lanes(session)
@@ -327,9 +331,6 @@ class TrainingWorker:
         gone = [run for run, lease in held.items() if valid.get(run) != lease]
         for run in gone:
             self.outcomes.drop(run)
-        if gone:
-            self._lanes.look_at_all()
-            self._news.set()
 
     async def _place_lanes(self, session: AsyncSession) -> None:
         """Have each lane stand where its adapter does, and both where the ledger does.

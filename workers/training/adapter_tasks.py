@@ -147,6 +147,7 @@ class AdapterTasks:
 
         def ended(done: asyncio.Task[None]) -> None:
             if not done.cancelled() and (failure := done.exception()) is not None:
+                # ``_run_held`` lets no other error out.
                 self._failure = failure
             del self._tasks[lane.run]
             lane.is_busy = False
@@ -158,7 +159,12 @@ class AdapterTasks:
     async def _run_held(self, lane: Lane, head: ReadyOperation, work: Coroutine[Any, Any, bool], retries: bool) -> None:
         # In hand only once it has its place among others: a neighbour's death must not count against what waits.
         with self._engine.in_hand.waiting(head.id):
-            is_away = await self._run(lane, head, work, retries)
+            try:
+                is_away = await self._run(lane, head, work, retries)
+            except Exception:  # the edge of a task: what was recorded of the operation is unknown
+                log.exception("operation=%s kind=%s could not be ended; trying again later", head.id, head.kind)
+                self._outcomes.drop(lane.run)
+                is_away = True
         if is_away:
             await asyncio.sleep(_PAUSE_SECONDS)
 

@@ -218,12 +218,19 @@ class FusedPasses:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (failure := task.exception()) is not None:
-            self._failure = failure
+            if isinstance(failure, Exception):
+                log.error("task=%s failed", task.get_name(), exc_info=failure)
+            else:
+                self._failure = failure
         self._ended()
 
     async def _run(self, part: Sequence[_Chosen], slots: int) -> None:
-        with self._in_hand.holding([chosen.operation.id for chosen in part]):
-            await self._run_held(part, slots)
+        try:
+            with self._in_hand.holding([chosen.operation.id for chosen in part]):
+                await self._run_held(part, slots)
+        except Exception:  # the edge of a task: others' passes go on
+            log.exception("fused pass failed base=%s operations=%d", self._base_model, len(part))
+            _end(part)
         for lane in {chosen.lane.run: chosen.lane for chosen in part}.values():
             self._complete_in_order(lane)
 
@@ -236,7 +243,7 @@ class FusedPasses:
             if has_failed_whole([result.error for result in computed.results]):
                 await self._engine.check_device()
             # The next pass starts first, so that no core waits while results are noted.
-            self.begin()
+            self._begin_next()
             await self._note(computed, part)
         except Exception:
             log.exception("fused pass failed base=%s operations=%d", self._base_model, len(part))
@@ -245,9 +252,14 @@ class FusedPasses:
                 # One of them may be the cause. The others must not fail for it.
                 self._parts.extendleft(_Part([chosen], is_last=False) for chosen in reversed(part))
                 return
-            for chosen in part:
-                if chosen.piece.operation.outcome is None:
-                    chosen.piece.operation.end(failure_of(chosen.operation))
+            _end(part)
+
+    def _begin_next(self) -> None:
+        try:
+            self.begin()
+        except Exception:
+            # Not the failure of the pass that has ended. The next round begins passes again.
+            log.exception("the next pass could not be begun base=%s", self._base_model)
 
     async def _computed(self, part: Sequence[_Chosen], slots: int) -> ComputedPass:
         pieces = [chosen.piece for chosen in part]
@@ -274,7 +286,12 @@ class FusedPasses:
             self._track(self._evaluate(loss), f"custom loss {self._base_model}")
 
     async def _evaluate(self, loss: LossToEvaluate) -> None:
-        await self._losses.evaluate(loss, partial(_started_in_order, loss.lane))
+        try:
+            await self._losses.evaluate(loss, partial(_started_in_order, loss.lane))
+        except Exception:  # the edge of a task: the operation fails alone
+            log.exception("custom loss failed base=%s request=%s", self._base_model, loss.operation.id)
+            if loss.begun.outcome is None:
+                loss.begun.end(failure_of(loss.operation))
         self._complete_in_order(loss.lane)
 
     def _complete_in_order(self, lane: Lane) -> None:
@@ -288,6 +305,13 @@ class FusedPasses:
         tenants = len({chosen.lane.tenant for chosen in part})
         self.last = EndedPass(report, tenants, monotonic())
         self._telemetry.pass_done(report, tenants=tenants, operations=[chosen.operation for chosen in part])
+
+
+def _end(part: Sequence[_Chosen]) -> None:
+    """Fail the operations of the part that have not ended."""
+    for chosen in part:
+        if chosen.piece.operation.outcome is None:
+            chosen.piece.operation.end(failure_of(chosen.operation))
 
 
 def _most(slot_budget: int) -> int:

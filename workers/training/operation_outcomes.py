@@ -53,6 +53,13 @@ class OperationOutcomes:
         """Move the lane past an operation that was computed or has failed, and have its completion written."""
         if lane.is_dropped:
             return
+        try:
+            self._complete(lane, operation, outcome)
+        except Exception:  # the edge of one operation: it may be noted by half, and others are completed after it
+            log.exception("run=%s is dropped from memory: operation=%s could not be completed", lane.run, operation.id)
+            self.drop(lane.run)
+
+    def _complete(self, lane: Lane, operation: ReadyOperation, outcome: Result | WeftError) -> None:
         if operation.is_replay:
             self.complete_replay(lane, operation, outcome if isinstance(outcome, WeftError) else None)
             return

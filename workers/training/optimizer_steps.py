@@ -50,9 +50,11 @@ class OptimizerSteps:
         started = perf_counter()
         with self._engine.in_hand.holding([operation.id for operation in operations]):
             outcomes = await self._outcomes_of(due)
-        telemetry.steps_done(operations, seconds=perf_counter() - started)
+        seconds = perf_counter() - started
+        # At once: a step whose lane stays before it would be taken again.
         for (lane, operation, _), outcome in zip(due, outcomes, strict=True):
             self._outcomes.complete(lane, operation, outcome)
+        telemetry.steps_done(operations, seconds=seconds)
         return True
 
     async def _outcomes_of(self, due: Sequence[_Due]) -> Sequence[Result | WeftError]:

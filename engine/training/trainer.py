@@ -8,17 +8,18 @@ Synchronous. One thread calls it, but ``state`` and ``compute`` change nothing a
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 
-from contracts.errors import EngineFailure, InvalidRequest, WeftError
+from contracts.errors import EngineFailure, InvalidRequest, OutOfMemory, WeftError
 from contracts.ids import RunId
 from contracts.operations import ForwardBackwardOutput, LoraSettings, OptimizerName, OptimStep, OptimStepped
 from contracts.pass_report import PassReport
 from engine.model.base import BaseModel
-from engine.model.device import device_errors
+from engine.model.device import device_errors, is_lack_of_memory
 from engine.model.lora import LoraLayout, LoraWeights, bare_weights
 from engine.training.adamw import StepResult, StepTask, adamw_steps, check_step
 from engine.training.adapter_state import AdapterState, OptimizerState
@@ -144,7 +145,8 @@ class Trainer:
         after the run's operations before it. Raises ``DeviceFailed``.
         """
         for piece, result in zip(computed.pieces, computed.results, strict=True):
-            piece.operation.note(piece, result)
+            with self._failing_alone(piece.operation):
+                piece.operation.note(piece, result)
         self.end_complete(in_order)
 
     def end_complete(self, in_order: Sequence[PassOperation]) -> None:
@@ -162,8 +164,19 @@ class Trainer:
         self, operation: PassOperation, found: Evaluated | WeftError, in_order: Sequence[PassOperation]
     ) -> None:
         """Note a custom loss, and end the operations that are complete: see ``finish``."""
-        operation.note_evaluated(found)
+        with self._failing_alone(operation):
+            operation.note_evaluated(found)
         self.end_complete(in_order)
+
+    @contextmanager
+    def _failing_alone(self, operation: PassOperation) -> Iterator[None]:
+        """End the operation when the block raises: the others of its pass go on. Raises ``DeviceFailed``."""
+        try:
+            with device_errors():
+                yield
+        except Exception as error:  # the edge of one operation
+            log.exception("an operation's results could not be noted base=%s", self.base.facts.name)
+            operation.end(_failure("add up this operation", error))
 
     def advance(self, pieces: Sequence[PassPiece]) -> PassReport:
         """Run ``compute`` on all slots, then ``finish``. Raises only for a failure of the whole pass, which changes nothing."""
@@ -191,11 +204,9 @@ class Trainer:
         try:
             with device_errors():
                 return self._finish(operation)
-        except Exception:  # the edge of one operation: the others of the pass go on
+        except Exception as error:  # the edge of one operation: the others of the pass go on
             log.exception("an operation could not be finished base=%s", self.base.facts.name)
-            return EngineFailure(
-                "weft could not add up this operation, possibly for lack of memory; nothing was changed"
-            )
+            return _failure("add up this operation", error)
 
     def _finish(self, operation: PassOperation) -> ForwardBackwardOutput | WeftError:
         """Accumulate the operation's gradient and return its output.
@@ -259,17 +270,14 @@ class Trainer:
         try:
             with device_errors():
                 stepped = self._stepped(steps)
-        except Exception:  # the edge of one group: the groups before it stay as they are
+        except Exception as error:  # the edge of one group: the groups before it stay as they are
             log.exception("optimizer steps failed base=%s steps=%d", self.base.facts.name, len(steps))
             if len(steps) > 1:
                 outcomes: dict[int, OptimStepped | WeftError] = {}
                 for index, one in steps.items():
                     outcomes |= self._step_together({index: one})
                 return outcomes
-            failure = EngineFailure(
-                "weft could not compute this step, possibly for lack of memory; nothing was changed"
-            )
-            return dict.fromkeys(steps, failure)
+            return dict.fromkeys(steps, _failure("compute this step", error))
         # Nothing can fail from here on: the steps of a group are applied all together.
         self._states.update((steps[index][0], state) for index, (state, _) in stepped.items() if state is not None)
         return {index: outcome for index, (_, outcome) in stepped.items()}
@@ -317,6 +325,13 @@ def loaded_state(held: AdapterState, found: AdapterState) -> AdapterState:
             f"rank {ours.rank} on {len(ours)}; they must be the same"
         )
     return found
+
+
+def _failure(work: str, error: Exception) -> EngineFailure:
+    """Return the error of an operation whose ``work`` has failed, which has changed nothing."""
+    if is_lack_of_memory(error):
+        return OutOfMemory(f"the device has no memory to {work} now; nothing was changed: send the request again")
+    return EngineFailure(f"weft could not {work}; nothing was changed")
 
 
 def _task(state: AdapterState, step: OptimStep) -> StepTask:

@@ -1,6 +1,6 @@
 """A device whose memory ends: sequences that fit by themselves are computed, one that does not fails alone."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -9,8 +9,11 @@ from torch import Tensor
 
 from contracts.errors import OutOfMemory
 from contracts.losses import LossName
-from contracts.operations import ForwardBackwardOutput
+from contracts.operations import ForwardBackwardOutput, OptimStep, OptimStepped
 from engine.model.base import BaseModel
+from engine.model.device import DeviceFailed
+from engine.training.adamw import StepResult, StepTask, adamw_steps
+from engine.training.pass_operation import PassOperation, PieceResult
 from engine.training.trainer import Trainer
 from tests.engine.training.conftest import NEIGHBOUR, RUN, backward, gradients_of, make_batch, randomise, settings
 
@@ -84,6 +87,60 @@ def test_a_sequence_that_never_fits_fails_alone_after_few_tries(base: BaseModel)
     assert trainer.state(RUN).gradient is None
     assert len(tried) <= 6
     assert trainer.memory.most is None, "one sequence that is too long bounds nobody's micro-batches"
+
+
+@pytest.mark.parametrize("error", list(_ERRORS))
+def test_results_that_cannot_be_noted_for_lack_of_memory_fail_their_own_operation_alone(
+    base: BaseModel, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    """Nothing of the operation is kept: sent again, it counts once."""
+    batch, add = make_batch(1, LossName.PPO, (9, 5)), PassOperation._add
+    trainer, expected = new_trainer(base), new_trainer(base)
+
+    def lacking(operation: PassOperation, result: PieceResult) -> None:
+        if operation.run == RUN:
+            raise _ERRORS[error]()
+        add(operation, result)
+
+    items = [backward(RUN, batch), backward(NEIGHBOUR, batch)]
+    with monkeypatch.context() as patch:
+        patch.setattr(PassOperation, "_add", lacking)
+        failed, fine = trainer.run_pass(items)
+    assert isinstance(failed, OutOfMemory)
+    assert isinstance(fine, ForwardBackwardOutput)
+    assert trainer.state(RUN).gradient is None
+    trainer.run_pass(items[:1])
+    expected.run_pass(items)
+    for run in (RUN, NEIGHBOUR):
+        for ours, theirs in zip(gradients_of(trainer, run), gradients_of(expected, run), strict=True):
+            assert float((ours - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max())
+
+
+def test_an_accelerators_error_while_results_are_noted_is_nobodys_failure(
+    base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_down(*_: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(PassOperation, "_add", break_down)
+    with pytest.raises(DeviceFailed):
+        new_trainer(base).run_pass([backward(RUN, make_batch(1, LossName.PPO, (9, 5)))])
+
+
+def test_a_step_without_memory_fails_alone_with_that_reason(base: BaseModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, trainer = make_batch(1, LossName.PPO, (9, 5)), new_trainer(base)
+    trainer.run_pass([backward(run, batch) for run in (RUN, NEIGHBOUR)])
+
+    def lacking(tasks: Sequence[StepTask]) -> list[StepResult]:
+        if any(task.step.learning_rate == 0.5 for task in tasks):
+            raise torch.OutOfMemoryError
+        return adamw_steps(tasks)
+
+    monkeypatch.setattr("engine.training.trainer.adamw_steps", lacking)
+    failed, fine = trainer.optim_steps([(RUN, OptimStep(learning_rate=0.5)), (NEIGHBOUR, OptimStep())])
+    assert isinstance(failed, OutOfMemory)
+    assert isinstance(fine, OptimStepped)
+    assert trainer.state(RUN).gradient is not None
 
 
 def test_a_moment_without_any_memory_bounds_nothing(base: BaseModel) -> None:

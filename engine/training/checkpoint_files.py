@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from contracts.operations import OptimizerName
 from engine.model.adapter_folder import (
@@ -27,6 +28,8 @@ from engine.training.muon import head_size
 
 OPTIMIZER = "optimizer.safetensors"
 _STEP = "step"
+_MOST_STEPS = 2**53
+"""Largest step count: the largest number up to which a float64, as of metrics, has every whole one."""
 _HEAD_MOMENT = "exp_avg_sq"
 """Second moment of a dimuon state; tells it from AdamW's, whose second moment is a tensor for each matrix."""
 
@@ -73,9 +76,17 @@ def _read_optimizer(directory: Path, weights: LoraWeights) -> OptimizerState | N
         momentum, second = vector_from_keys(weights.layout, tensors, "exp_avg."), tensors[_HEAD_MOMENT]
         if second.shape != (head_size(weights.layout),):
             raise damaged()
-        return OptimizerState(momentum, second, int(tensors[_STEP]), OptimizerName.DIMUON)
+        return OptimizerState(momentum, second, _step_of(tensors[_STEP]), OptimizerName.DIMUON)
     return OptimizerState(
         exp_avg=vector_from_keys(weights.layout, tensors, "exp_avg."),
         exp_avg_sq=vector_from_keys(weights.layout, tensors, "exp_avg_sq."),
-        step=int(tensors[_STEP]),
+        step=_step_of(tensors[_STEP]),
     )
+
+
+def _step_of(tensor: Tensor) -> int:
+    """Return the step count. Raises ``InvalidRequest`` for a number that none can be."""
+    found = tensor.item() if tensor.numel() == 1 else None
+    if not isinstance(found, int | float) or not 0 <= found <= _MOST_STEPS or found != int(found):
+        raise damaged()
+    return int(found)

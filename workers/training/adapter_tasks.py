@@ -31,6 +31,7 @@ from workers.training.completion_writer import CompletionWriter
 from workers.training.creation_limits import MOST_ASKED
 from workers.training.lanes import PASS_KINDS, Lane, Lanes, creates, is_unreadable
 from workers.training.operation_outcomes import OperationOutcomes, failure_of, left_out, unrestored
+from workers.training.refusals import Refusals, unrecorded
 from workers.training.residency import AdapterResidency
 from workers.training.training_engine import TrainingEngine
 from workers.training.turns import Turns
@@ -38,7 +39,10 @@ from workers.training.turns import Turns
 log = logging.getLogger(__name__)
 
 _RETRIED = (LeaseLost, OutcomeConflict, Unavailable, SQLAlchemyError)
-"""Errors that are not the operation's fault. The trainer that has the run's lease, this one or another, runs it again."""
+"""Errors that are not the operation's fault. The trainer that has the run's lease, this one or another, runs it again.
+
+Of ``SQLAlchemyError`` come those alone that are no outage: an operation fails after the last of its ``Refusals``.
+"""
 _PAUSE_SECONDS = 1.0
 """Time between two tries of an operation while the database or the data folder is away, or its adapter cannot come in."""
 _COME_IN_SECONDS = 30.0
@@ -78,6 +82,7 @@ class AdapterTasks:
         self._limits = turns.creations
         self._openers: set[TenantId] = set()
         """Tenants whose runs are being created."""
+        self._refusals = Refusals()
         self._failure: BaseException | None = None
 
     def begin(self) -> None:
@@ -183,10 +188,13 @@ class AdapterTasks:
             return True
         except _RETRIED as failure:
             log.exception("operation=%s kind=%s could not be run or recorded; trying again later", head.id, head.kind)
+            if isinstance(failure, SQLAlchemyError) and self._refusals.is_last(head):
+                await self._fail(lane, head, unrecorded(head))
+                return False
             self._turns.put_off(head.id)
             self._outcomes.drop(lane.run)
             tell(self._wakeups, [head.id])
-            return isinstance(failure, Unavailable)
+            return isinstance(failure, Unavailable | SQLAlchemyError)
         except WeftError as error:
             await self._fail(lane, head, error)
         except Exception as failure:
@@ -197,6 +205,7 @@ class AdapterTasks:
             await self._fail(lane, head, left_out(head, failure) if retries else failure_of(head))
         else:
             if has_run:
+                self._refusals.forget(head)
                 self._finish(lane, head)
         return False
 

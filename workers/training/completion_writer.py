@@ -7,11 +7,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from contracts.errors import LeaseLost
+from contracts.errors import LeaseLost, WeftError
 from contracts.ids import RunId
 from contracts.ledger_records import Completion
 from ledger.runtime import Runtime
 from ledger.untold import tell
+from workers.training.refusals import Refusals, unrecorded
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +20,10 @@ MAX_BATCH = 256
 
 
 class CompletionWriter:
-    """Writer in the order given. When a run's completion is refused, the run's later completions are dropped unwritten."""
+    """Writer in the order given. When a run's completion is refused, the run's later completions are dropped unwritten.
+
+    An operation whose outcome is refused again and again, and for no outage, fails.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         self._database = runtime.database
@@ -30,6 +34,7 @@ class CompletionWriter:
         self._added = asyncio.Event()
         self._idle = asyncio.Condition()
         self._closing = False
+        self._refusals = Refusals()
 
     def put(self, completions: Sequence[Completion]) -> None:
         """Have the completions written soon."""
@@ -68,30 +73,57 @@ class CompletionWriter:
         self, batch: Sequence[Completion], on_written: Callable[[Completion], None], on_refused: Callable[[RunId], None]
     ) -> None:
         """Write the batch in one transaction, or else each run's part in a transaction of its own."""
+        failure = await self._failure_of(batch, on_written)
+        if failure is None:
+            return
+        by_run: dict[RunId, list[Completion]] = {}
+        for completion in batch:
+            by_run.setdefault(RunId(completion.operation.lane), []).append(completion)
+        if len(by_run) > 1:
+            # A completion that can never be written must not block the completions of other runs.
+            for completions in by_run.values():
+                await self._write(completions, on_written, on_refused)
+            return
+        left = list(batch)
+        if len(left) > 1 and _is_refusal(failure):
+            # One by one: those before the refused one are written.
+            while left and (failure := await self._failure_of(left[:1], on_written)) is None:
+                left = left[1:]
+        if failure is None:
+            return
+        if _is_refusal(failure) and self._refusals.is_last(left[0].operation):
+            # It would be computed and refused for ever.
+            await self._failure_of([Completion(left[0].operation, unrecorded(left[0].operation))])
+        for run in by_run:
+            log.error("run=%s is dropped from memory; it is rebuilt from the ledger", run)
+            # They may have been written: the answer of the COMMIT may be lost.
+            tell(self._wakeups, [completion.operation.id for completion in left])
+            self._queue = [one for one in self._queue if one.operation.lane != run]
+            on_refused(run)
+
+    async def _failure_of(
+        self, batch: Sequence[Completion], on_written: Callable[[Completion], None] | None = None
+    ) -> Exception | None:
+        """Write the batch in one transaction. Return the error, if it was not written."""
         try:
             async with self._database.write() as transaction:
                 await self._ledger.complete(transaction, batch)
         except LeaseLost as lost:
             log.warning("completions are not written operations=%d: %s", len(batch), lost.message)
-        except Exception:
+            return lost
+        except Exception as error:
             log.exception("completions could not be written operations=%d", len(batch))
-        else:
-            for completion in batch:
-                on_written(completion)
-            return
-        by_run: dict[RunId, list[Completion]] = {}
+            return error
         for completion in batch:
-            by_run.setdefault(RunId(completion.operation.lane), []).append(completion)
-        for run, completions in by_run.items():
-            if len(by_run) > 1:
-                # A completion that can never be written must not block the completions of other runs.
-                await self._write(completions, on_written, on_refused)
-                continue
-            log.error("run=%s is dropped from memory; it is rebuilt from the ledger", run)
-            # They may have been written: the answer of the COMMIT may be lost.
-            tell(self._wakeups, [completion.operation.id for completion in completions])
-            self._queue = [one for one in self._queue if one.operation.lane != run]
-            on_refused(run)
+            self._refusals.forget(completion.operation)
+            if on_written is not None:
+                on_written(completion)
+        return None
 
     def _outstanding(self, run: RunId | None) -> bool:
         return any(run is None or one.operation.lane == run for one in (*self._writing, *self._queue))
+
+
+def _is_refusal(failure: Exception | None) -> bool:
+    """Return whether the database has refused what was to be written: it answers, and the lease is valid."""
+    return failure is not None and not isinstance(failure, WeftError)

@@ -9,11 +9,20 @@ from typing import NoReturn
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from contracts.errors import EngineFailure, InvalidRequest
 from contracts.losses import LossName
-from contracts.operations import Datum, ForwardBackwardOutput, LossSpec, OptimStep, OptimStepped, TrainingBatch
+from contracts.operations import (
+    Datum,
+    ForwardBackwardOutput,
+    LossSpec,
+    OptimizerName,
+    OptimStep,
+    OptimStepped,
+    TrainingBatch,
+)
 from engine.model.device import DeviceFailed
 from engine.training.adamw import StepResult, StepTask, adamw_steps
 from engine.training.adapter_state import STATE, read_state, write_state
@@ -303,6 +312,27 @@ def test_damaged_state_is_refused(trainer: Trainer, tmp_path: Path, damage: str)
         file.write_bytes(file.read_bytes()[:-50] if damage == "cut" else b"x" * 100)
     with pytest.raises(InvalidRequest, match="state"):
         read_state(tmp_path / "state", trainer.base)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [torch.tensor(one) for one in (-1, 2**53 + 1, 2**63 - 1, 1.5, float("nan"), float("inf"))] + [torch.ones(2)],
+    ids=str,
+)
+@pytest.mark.parametrize("optimizer", list(OptimizerName))
+def test_a_step_count_that_no_training_has_is_refused(
+    trainer: Trainer, tmp_path: Path, optimizer: OptimizerName, step: Tensor
+) -> None:
+    trainer.create(RUN, settings())
+    trainer.optim_step(RUN, OptimStep(optimizer=optimizer))
+    save(trainer, RUN, tmp_path / "saved")
+    path = tmp_path / "saved" / "optimizer.safetensors"
+    moments = load_file(path)
+    save_file(moments | {"step": torch.tensor(2**53)}, path)
+    load(trainer, RUN, tmp_path / "saved")
+    save_file(moments | {"step": step}, path)
+    with pytest.raises(InvalidRequest, match="damaged"):
+        load(trainer, RUN, tmp_path / "saved")
 
 
 def test_moments_of_another_adapter_are_refused(trainer: Trainer, tmp_path: Path) -> None:

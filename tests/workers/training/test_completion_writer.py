@@ -1,13 +1,25 @@
 """Completions that the database refuses: the run is rebuilt from the ledger, another tenant's run goes on."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from sqlalchemy import event, text
+from sqlalchemy.ext.asyncio import AsyncSession
 
+from contracts.errors import EngineFailure, Unavailable
 from contracts.ids import RequestId, RunId
+from contracts.ledger_records import Completion
 from contracts.losses import LossName
-from contracts.operations import ForwardBackwardOutput, OptimStep, OptimStepped, TrainingBatch
+from contracts.operations import (
+    ForwardBackwardOutput,
+    OptimStep,
+    OptimStepped,
+    SaveWeights,
+    TrainingBatch,
+    WeightsSaved,
+)
 from engine.model.base import BaseModel
 from engine.training.adapter_state import AdapterState
 from tests.engine.training.conftest import make_batch
@@ -104,27 +116,76 @@ async def test_a_refused_completion_drops_its_run_only_and_the_run_is_rebuilt(ne
             assert isinstance(await one.do(STEP), OptimStepped)
 
 
-async def test_a_completion_refused_for_ever_holds_nobody_else_up(new_rig: NewRig, base: BaseModel) -> None:
-    """A run that is dropped again and again shares passes and transactions with another tenant's run, which trains on."""
+async def test_a_completion_refused_for_ever_fails_its_operation_and_holds_nobody_else_up(
+    new_rig: NewRig, base: BaseModel
+) -> None:
+    """Other operations of its run, which are computed with it, count. Another tenant's run trains on meanwhile."""
     rig = new_rig()
     fault = SqliteFault(rig)
     async with rig.running():
         client, other = await rig.clients("client", "other")
         await fault.arm()
         async with rig.database.write() as transaction:
-            fault.request.append(await client.accept(transaction, batch(1)))
-            behind = await client.accept(transaction, STEP)
+            before = await client.accept(transaction, batch(1))
+            fault.request.append(await client.accept(transaction, batch(2)))
+            behind = [await client.accept(transaction, one) for one in (batch(3), STEP)]
             requests = [await other.accept(transaction, one) for one in (batch(1), STEP, batch(2), STEP)]
         for request in requests:
             await other.result(request)
-        while fault.refused < 6:
-            await other.do(batch(3))
-        assert await client.is_pending(fault.request[0])
-        assert await client.is_pending(behind)
-        fault.refusals = 0
-        assert isinstance(await client.result(behind), OptimStepped)
+        with pytest.raises(EngineFailure, match="could not be recorded"):
+            await client.result(fault.request[0])
+        assert fault.refused <= 3 * 3, "each time with others, with its run's, and alone"
+        assert isinstance(await client.result(before), ForwardBackwardOutput)
+        for request in behind:
+            await client.result(request)
         await client.do(batch(2))
-        assert_trained(client, undisturbed(base, client.lora, [batch(1), STEP, batch(2)]))
+        assert_trained(client, undisturbed(base, client.lora, [batch(1), batch(3), STEP, batch(2)]))
+
+
+async def test_an_outage_fails_no_operation_however_often_it_refuses_a_completion(
+    new_rig: NewRig, base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, outages = new_rig(), 8
+    complete = rig.ledger.complete
+
+    async def away(transaction: AsyncSession, completions: Sequence[Completion], **options: Any) -> set[str]:
+        nonlocal outages
+        if outages and any(one.operation.lane == client.run for one in completions):
+            outages -= 1
+            raise Unavailable("the database does not answer")
+        return await complete(transaction, completions, **options)
+
+    async with rig.running():
+        client, other = await rig.clients("client", "other")
+        monkeypatch.setattr(rig.ledger, "complete", away)
+        async with rig.database.write() as transaction:
+            requests = [(one, await one.accept(transaction, batch(1))) for one in (client, other)]
+        for one, request in requests:
+            assert isinstance(await one.result(request), ForwardBackwardOutput)
+        assert not outages
+        for one in (client, other):
+            assert_trained(one, undisturbed(base, one.lora, [batch(1)]))
+
+
+async def test_a_save_refused_for_ever_fails_and_its_run_trains_on(
+    new_rig: NewRig, base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.training.adapter_tasks._PAUSE_SECONDS", 0.05)
+    rig = new_rig()
+    fault = SqliteFault(rig)
+    async with rig.running():
+        client, other = await rig.clients("client", "other")
+        await fault.arm()
+        async with rig.database.write() as transaction:
+            fault.request.append(await client.accept(transaction, SaveWeights("refused")))
+            behind = await client.accept(transaction, batch(1))
+            beside = await other.accept(transaction, SaveWeights("fine"))
+        assert isinstance(await other.result(beside), WeightsSaved)
+        with pytest.raises(EngineFailure, match="could not be recorded"):
+            await client.result(fault.request[0])
+        assert fault.refused == 3
+        assert isinstance(await client.result(behind), ForwardBackwardOutput)
+        assert isinstance(await client.do(SaveWeights("refused")), WeightsSaved)
 
 
 async def test_a_connection_dropped_in_the_middle_of_a_write_costs_no_result(

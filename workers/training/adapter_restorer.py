@@ -15,7 +15,15 @@ from weakref import WeakValueDictionary
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.errors import EngineFailure, LeaseLost, NotFound, PoisonOperation, RunUnloaded, Unavailable
+from contracts.errors import (
+    EngineFailure,
+    InvalidRequest,
+    LeaseLost,
+    NotFound,
+    PoisonOperation,
+    RunUnloaded,
+    Unavailable,
+)
 from contracts.ids import CheckpointId, RequestId, RunId
 from contracts.ledger_records import PendingOperation, ReadyOperation, RunLease, lease_of
 from contracts.operations import LoadWeights, LoraSettings, OperationKind
@@ -218,11 +226,11 @@ class AdapterRestorer:
         """
         path = parse_path(load.path, segment=Segment.WEIGHTS)
         async with self._database.read() as session:
+            run = await get_run(session, operation.tenant, operation.lane)
             checkpoint = await held_checkpoint(session, operation.tenant, operation.id)
             if checkpoint is None:
                 granted = None if load.granted is None else CheckpointId(load.granted)
                 found_now, source = await find_loaded(session, operation.tenant, path, granted, self._clock)
-                run = await get_run(session, operation.tenant, operation.lane)
                 if source.base_model != run.base_model:
                     raise NotFound(
                         f"checkpoint {path} is of base model {source.base_model}, this model's is {run.base_model}"
@@ -237,4 +245,17 @@ class AdapterRestorer:
                 raise CheckpointUnread(outage.message) from outage
         if not load.creates:
             found = loaded_state(self._trainer.state(run_id), found)
+            # What has been loaded once is loaded again by its replays.
+            if not operation.is_replay:
+                _check_optimizer(run, found)
         return LoadedCheckpoint(checkpoint, found)
+
+
+def _check_optimizer(run: Run, found: AdapterState) -> None:
+    """Raise ``InvalidRequest`` when a state has moments that no step of the run could use."""
+    if found.optimizer is not None and found.optimizer.name != run.optimizer:
+        raise InvalidRequest(
+            f"path: the checkpoint has the optimizer state of {found.optimizer.name}, and this model trains with "
+            f"{run.optimizer}; load it without its optimizer state (load_state), or make a training client from the "
+            "checkpoint (create_training_client_from_state_with_optimizer)"
+        )

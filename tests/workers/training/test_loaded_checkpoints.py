@@ -1,19 +1,28 @@
 """A load loads the checkpoint that its name stood for when it was accepted, each time it runs or is replayed."""
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from contracts.errors import EngineFailure
 from contracts.losses import LossName
-from contracts.operations import LoadWeights, OptimStep, OptimStepped, SaveWeights, TrainingBatch
+from contracts.operations import (
+    ForwardBackwardOutput,
+    LoadWeights,
+    OptimizerName,
+    OptimStep,
+    OptimStepped,
+    SaveWeights,
+    TrainingBatch,
+)
 from contracts.paths import CheckpointPath, Segment
 from engine.model.base import BaseModel
 from store.clock import utc_now
-from store.tables import AuditEntry
+from store.tables import AuditEntry, Run
 from tenants.checkpoint_holds import release_holds
 from tenants.checkpoints import delete_checkpoint
 from tenants.recorded_folders import Discarded, removable
@@ -132,6 +141,53 @@ async def test_a_load_without_a_checkpoint_fails_when_it_runs(new_rig: NewRig) -
         with pytest.raises(EngineFailure, match="no checkpoint"):
             await client.do(load_of(client, "nowhere"))
         assert isinstance(await other.do(STEP), OptimStepped)
+
+
+async def train_with(client: Client, optimizer: OptimizerName) -> None:
+    """Have the client's run recorded as one of the optimizer."""
+    async with client.rig.database.write() as transaction:
+        await transaction.execute(update(Run).where(Run.id == client.run).values(optimizer=optimizer))
+
+
+@pytest.mark.parametrize("theirs", list(OptimizerName))
+async def test_a_load_of_another_optimizers_state_is_refused_and_changes_nothing(
+    new_rig: NewRig, theirs: OptimizerName
+) -> None:
+    """Without the optimizer state it is loaded, and a run of that optimizer loads all of it."""
+    (ours,) = set(OptimizerName) - {theirs}
+    rig = new_rig()
+    async with rig.running():
+        client, neighbour = await rig.clients("client", "neighbour")
+        source, alike = [await rig.model(client.tenant, client.session, client.lora, number=n) for n in (1, 2)]
+        for one, optimizer in ((client, ours), (source, theirs), (alike, theirs)):
+            await one.result(one.created)
+            await train_with(one, optimizer)
+            await one.do(batch(1))
+            await one.do(OptimStep(learning_rate=1e-3, optimizer=optimizer))
+        await source.do(SaveWeights("ck"))
+        before = client.state()
+        with pytest.raises(EngineFailure, match=f"state of {theirs}.*trains with {ours}.*load_state"):
+            await client.do(load_of(source))
+        assert client.state() is before
+        assert isinstance(await client.do(OptimStep(learning_rate=1e-3, optimizer=ours)), OptimStepped)
+        await client.do(replace(load_of(source), optimizer=False))
+        assert isinstance(await client.do(OptimStep(learning_rate=1e-3, optimizer=ours)), OptimStepped)
+        await alike.do(load_of(source))
+        assert isinstance(await alike.do(OptimStep(learning_rate=1e-3, optimizer=theirs)), OptimStepped)
+        assert isinstance(await neighbour.do(STEP), OptimStepped)
+
+
+async def test_a_load_of_another_optimizers_state_that_is_recorded_is_replayed(new_rig: NewRig) -> None:
+    rig = new_rig()
+    rig.residency.snapshot = lambda _run: None  # type: ignore[method-assign]
+    async with rig.running():
+        client, other = await rig.clients("client", "other")
+        for operation in (batch(1), STEP, SaveWeights("ck"), load_of(client)):
+            await client.do(operation)
+        await train_with(client, OptimizerName.DIMUON)
+        rig.worker.outcomes.drop(client.run)
+        for one in (client, other):
+            assert isinstance(await one.do(batch(2)), ForwardBackwardOutput)
 
 
 async def test_a_load_that_finds_another_tenants_checkpoint_in_its_turn_only_is_told_in_both_logs(

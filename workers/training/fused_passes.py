@@ -164,13 +164,14 @@ class FusedPasses:
             tags=self._tags,
         )
         self._fairness, self._tags = plan.fairness, plan.tags
+        planned_now = [found[one] for one in dict.fromkeys(piece.id for piece in plan.pieces)]
+        # First: a piece that is counted as begun must reach its pass.
+        self._telemetry.claimed([operation for lane, operation, _ in planned_now if operation.id not in lane.started])
         parts: list[_Part] = []
         for part in parts_by_length(plan.pieces, queue):
             chosen = []
             for planned in part:
                 lane, operation, begun = found[planned.id]
-                if planned.id not in lane.started:
-                    self._telemetry.claimed([operation])
                 lane.started[planned.id] = begun
                 chosen.append(_Chosen(lane, operation, begun.next_piece(planned.sequences)))
             parts.append(_Part(chosen, is_last=False))

@@ -9,7 +9,7 @@ import torch
 from sqlalchemy import func, select
 
 from contracts.errors import EngineFailure, ProcessMustEnd
-from contracts.ledger_records import OperationState
+from contracts.ledger_records import OperationState, ReadyOperation
 from contracts.operations import ForwardBackwardOutput, OptimStepped, SaveWeights, WeightsSaved
 from engine.model.base import BaseModel
 from engine.model.device import SelfTest
@@ -80,6 +80,34 @@ async def test_an_error_at_the_end_of_a_failed_pass_ends_nobody_elses_training(
             assert_trained(one, base, 1)
         late = await rig.client("late")
         await late.result(late.created)
+
+
+async def test_a_pass_that_cannot_be_planned_is_planned_again(
+    new_rig: NewRig, base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error comes at the second of two operations: no piece of the first is lost."""
+    monkeypatch.setattr("workers.training.worker.SWEEP_SECONDS", 0.05)
+    rig = new_rig()
+    async with rig.running():
+        clients = await rig.clients("client", "other")
+        telemetry = rig.worker.outcomes._telemetry
+        claimed, errors = telemetry.claimed, [MemoryError()]
+
+        def fail_once(operations: Sequence[ReadyOperation]) -> None:
+            if errors and any(one.lane == clients[1].run for one in operations):
+                raise errors.pop()
+            claimed(operations)
+
+        monkeypatch.setattr(telemetry, "claimed", fail_once)
+        async with rig.database.write() as transaction:
+            requests = [
+                (one, await one.accept(transaction, payload)) for one in clients for payload in (batch(1), STEP)
+            ]
+        for one, request in requests:
+            await one.result(request)
+        assert not errors
+        for one in clients:
+            assert_trained(one, base, 1)
 
 
 async def test_a_custom_loss_that_cannot_be_noted_fails_alone(

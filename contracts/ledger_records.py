@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from contracts.errors import ErrorCategory, WeftError
 from contracts.ids import CheckpointId, RequestId, RunId, TenantId
-from contracts.operations import LoraSettings, OperationKind, Payload, Result, Unreadable
+from contracts.operations import LoraSettings, OperationKind, Payload, Result, SampleOutput, Unreadable
 from contracts.paths import CheckpointPath
 from contracts.rate_lines import RateLine
 from contracts.sample_demand import SampleDemand
@@ -210,10 +210,22 @@ class LanePosition:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """End of an operation: its result, or the error it failed with."""
+    """End of an operation: its result, or the error it failed with.
+
+    ``drawn`` and ``cached`` are the tokens of a failed sample that count as usage.
+    """
 
     operation: ReadyOperation
     outcome: Result | WeftError
+    drawn: int = 0
+    cached: int = 0
+
+    @property
+    def sampled(self) -> tuple[int, int]:
+        """Drawn tokens and cached prompt tokens that count, both 0 unless the operation is a sample."""
+        if isinstance(self.outcome, SampleOutput):
+            return self.outcome.drawn, self.outcome.prompt_cache_hit_tokens
+        return self.drawn, self.cached
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ A cancelled operation becomes a failed one in the caller's transaction. What fol
 - A run goes on with its next operation; no hole is left in its ``seq_id``.
 - The run's fencing token grows. A trainer that has computed the operation already cannot record it: it forgets the adapter
   and rebuilds it from the ledger, without the operation.
-- A sampling process stops drawing the sample, and records how many tokens it has drawn.
+- A sampling process stops drawing the sample, and records how many tokens it has drawn. Those of a sample between two
+  processes are counted as they were saved.
 - A run whose creation is cancelled has failed for good.
 
 An unload is never cancelled: its key is used once in the life of a run.
@@ -25,11 +26,12 @@ from contracts.ledger_records import OperationState
 from contracts.operations import OperationKind, known_kind
 from ledger import statements as sql
 from ledger.rows import error_columns
-from ledger.settlement import Charged, settle_cancelled
+from ledger.settlement import Charged, count_cut, cut_row, settle_cancelled
 from ledger.statements import operations, runs
 from ledger.turns import advance
 from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
 from store.tables import ApiKey, RunState, Sampler, Session
+from tenants.sample_progress import saved_tokens
 from tenants.webhook_events import tell_failed_run
 
 _AT_ONCE = 500
@@ -173,10 +175,12 @@ async def end_training(
 async def _fail(transaction: AsyncSession, ids: Sequence[str], error: WeftError, now: datetime) -> list[str]:
     """Fail those of the operations that are pending still, and return their ids. ``ids`` are sorted, as locks need it.
 
-    None has used tokens: those of a sample count again once the sampling process says how many it has drawn.
+    None has used tokens: those of a sample count again once the sampling process says how many it has drawn. Of a sample that
+    no process has, the saved ones count at once.
     """
     failed: list[str] = []
     ended: list[Charged] = []
+    cut: list[dict[str, Any]] = []
     for some in _parts(ids):
         rows = (await transaction.execute(sql.STILL_PENDING, {"ids": some})).all()
         pending = [row.id for row in rows]
@@ -185,12 +189,22 @@ async def _fail(transaction: AsyncSession, ids: Sequence[str], error: WeftError,
             columns = {"state": OperationState.FAILED, "finished_at": now, "tokens": 0, **error_columns(error)}
             await transaction.execute(failing.values(**columns))
             await transaction.execute(sql.DROP_PAYLOADS, {"ids": pending})
+            cut += await _saved(transaction, rows)
         failed += pending
         ended += rows
     # Rates are locked after all operations, as when operations are completed.
     if ended:
         await settle_cancelled(transaction, ended)
+    if cut:
+        await count_cut(transaction, cut, now)
     return failed
+
+
+async def _saved(transaction: AsyncSession, rows: Sequence[Row[*tuple[Any, ...]]]) -> list[dict[str, Any]]:
+    """Return the parameters of ``METER_CANCELLED`` of those samples between two sampling processes that have saved tokens."""
+    prompts = {row.id: row.tokens for row in rows if row.kind == OperationKind.SAMPLE and row.taken_by is None}
+    saved = await saved_tokens(transaction, prompts) if prompts else {}
+    return [cut_row(operation, prompts[operation], *tokens) for operation, tokens in sorted(saved.items())]
 
 
 async def _fail_run(transaction: AsyncSession, run: RunId, error: WeftError, now: datetime) -> list[EndedOperation]:

@@ -10,9 +10,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.codec import encode
 from contracts.errors import LeaseLost, OutcomeConflict, WeftError
 from contracts.ledger_records import Completion, OperationState, RunLease
-from contracts.operations import OperationKind, SampleOutput
+from contracts.operations import OperationKind
 from ledger import statements as sql
 from ledger.rows import finished_row
+from ledger.settlement import cut_row
 from ledger.step_points import GatheredPoints
 
 
@@ -54,15 +55,9 @@ def rows_of_outcomes(
     for completion in completions:
         operation, outcome = completion.operation, completion.outcome
         if operation.id not in open_ids:
-            if isinstance(outcome, SampleOutput) and (drawn := outcome.drawn):
-                rows.cut.append(
-                    {
-                        "operation_id": operation.id,
-                        "used": operation.tokens + drawn,
-                        "made": drawn,
-                        "cached": outcome.prompt_cache_hit_tokens,
-                    }
-                )
+            drawn, cached = completion.sampled
+            if drawn:
+                rows.cut.append(cut_row(operation.id, operation.tokens, drawn, cached))
             continue
         open_ids.remove(operation.id)
         rows.ended.append(completion)

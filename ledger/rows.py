@@ -23,7 +23,7 @@ from contracts.ledger_records import (
     RejectedOperation,
     RunLease,
 )
-from contracts.operations import OperationKind, Payload, SampleOutput, Unreadable, known_kind
+from contracts.operations import OperationKind, Payload, Unreadable, known_kind
 from ledger.payload_files import PayloadFiles
 from tenants.prices import Meter
 from tenants.rates import seconds_to_wait
@@ -173,14 +173,14 @@ def finished_row(completion: Completion, now: datetime, *, result_bytes: int | N
     outcome = completion.outcome
     error = outcome if isinstance(outcome, WeftError) else None
     # Tokens of training data and prompts were counted at acceptance.
-    sample = outcome if isinstance(outcome, SampleOutput) else None
+    drawn, cached = completion.sampled
     return {
         "operation_id": completion.operation.id,
         "now": now,
         "new_state": OperationState.DONE if error is None else OperationState.FAILED,
         "size": result_bytes,
-        "made": 0 if sample is None else sample.drawn,
-        "cached": 0 if sample is None else sample.prompt_cache_hit_tokens,
+        "made": drawn,
+        "cached": cached,
         "code": error and error.code,
         "category": error and error.category,
         "message": error and error.message,
@@ -196,14 +196,12 @@ def starts_at(row: Row[Any], now: datetime) -> float:
 
 
 def tokens_used(completion: Completion) -> dict[Meter, int]:
-    """Return the tokens by meter that the operation's end is metered with: none for a failed one."""
-    outcome, tokens = completion.outcome, completion.operation.tokens
-    if isinstance(outcome, WeftError):
+    """Return the tokens by meter that the operation's end is metered with: none for a failed one without drawn tokens."""
+    tokens, (drawn, cached) = completion.operation.tokens, completion.sampled
+    if isinstance(completion.outcome, WeftError) and not drawn:
         return {}
     if completion.operation.kind is not OperationKind.SAMPLE:
         return {Meter.TRAIN_TOKENS: tokens}
-    sample = outcome if isinstance(outcome, SampleOutput) else None
-    drawn, cached = (0, 0) if sample is None else (sample.drawn, sample.prompt_cache_hit_tokens)
     return of_sample(tokens, cached, drawn)
 
 

@@ -142,6 +142,11 @@ async def settle(
         await spend(transaction, [Spending(*key, quantities) for key, quantities in spent.items()], now)
 
 
+def cut_row(operation: str, prompt: int, drawn: int, cached: int) -> dict[str, Any]:
+    """Return the parameters of ``METER_CANCELLED``."""
+    return {"operation_id": operation, "used": prompt + drawn, "made": drawn, "cached": cached}
+
+
 async def count_cut(transaction: AsyncSession, cut: Sequence[dict[str, Any]], now: datetime) -> None:
     """Count the tokens that cancelled samples had drawn, once: ``cut`` are the parameters of ``METER_CANCELLED``."""
     used = {one["operation_id"]: of_sample(one["used"] - one["made"], one["cached"], one["made"]) for one in cut}

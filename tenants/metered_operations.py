@@ -4,16 +4,15 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, and_, case, func, literal, or_
 
-from contracts.errors import CANCELLED_CODES
 from contracts.ledger_records import OperationState
 from contracts.operations import OperationKind
 from store.tables import Operation
 
 IS_METERED = or_(
     Operation.state == OperationState.DONE,
-    and_(Operation.kind == OperationKind.SAMPLE, Operation.error_code.in_(CANCELLED_CODES), Operation.tokens > 0),
+    and_(Operation.kind == OperationKind.SAMPLE, Operation.sampled_tokens > 0),
 )
-"""Done operations, and samples that were cancelled after some tokens.
+"""Done operations, and failed samples with drawn tokens that count: of one that the service has failed none are recorded.
 
 Training that was cancelled was never computed, or its outcome was refused.
 """

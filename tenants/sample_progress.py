@@ -22,7 +22,7 @@ async def save_progress(
 ) -> None:
     """Save the progress of samples, in place of what was saved before."""
     rows = [
-        {"operation_id": operation, "tenant_id": tenant, "body": encode_progress(progress), "is_stale": False}
+        {"operation_id": operation, "tenant_id": tenant, "is_stale": False} | _columns(progress)
         for tenant, operation, progress in progresses
     ]
     if rows:
@@ -73,9 +73,22 @@ async def complete_progress(
     if body is None or (body and decode_progress(body).output.drawn >= progress.output.drawn):
         return False
     # Still stale: another follower may have more.
-    renewed = update(_rows).where(_rows.c.operation_id == operation).values(body=encode_progress(progress))
+    renewed = update(_rows).where(_rows.c.operation_id == operation).values(_columns(progress))
     await transaction.execute(renewed)
     return True
+
+
+async def saved_tokens(session: AsyncSession, operations: Collection[str]) -> dict[str, tuple[int, int]]:
+    """Return the saved drawn tokens and the cached ones of the prompt, of the samples that have some saved."""
+    query = select(_rows.c.operation_id, _rows.c.drawn, _rows.c.cached).where(
+        _rows.c.operation_id.in_(operations), _rows.c.drawn > 0
+    )
+    return {row.operation_id: (row.drawn, row.cached) for row in await session.execute(query)}
+
+
+def _columns(progress: SampleProgress) -> dict[str, object]:
+    output = progress.output
+    return {"body": encode_progress(progress), "drawn": output.drawn, "cached": output.prompt_cache_hit_tokens}
 
 
 async def prune_progress(transaction: AsyncSession, operations: Collection[str]) -> None:

@@ -58,7 +58,7 @@ _DAY_KEY = (UsageDay.tenant_id, UsageDay.day, UsageDay.base_model, UsageDay.kind
 class UsageLine:
     """A tenant's usage on one day (UTC): successful operations, and their tokens (for samples: prompt and drawn ones).
 
-    The tokens of a sample that was cancelled while it was drawn count, too.
+    The tokens of a sample that was cancelled while it was drawn count, too, and of one that its tenant has made fail.
     """
 
     tenant_id: str

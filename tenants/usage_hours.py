@@ -1,8 +1,8 @@
 """Usage of a tenant by hour, told apart by project, session, run, key, base model and kind of operation.
 
 Operations that are not pruned yet are read from their own rows, so what has been answered is in the next look. The rules:
-a failed operation's tokens count only if it is a sample that was cancelled after some; a replay ends no operation, so it
-counts nothing; a prompt counts once for each request, not for each of its sequences.
+a failed operation's tokens count only if it is a sample that was cancelled, or that its tenant has made fail, after some; a
+replay ends no operation, so it counts nothing; a prompt counts once for each request, not for each of its sequences.
 """
 
 import asyncio

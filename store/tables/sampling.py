@@ -73,7 +73,8 @@ class SampleReport(Base):
 class SampleProgress(Base):
     """An unfinished sample's tokens as ``contracts.sample_progress`` bytes, from a sampling process that has ended.
 
-    ``is_stale``: that process died with further tokens, or with all of them (``body`` is empty).
+    ``is_stale``: that process died with further tokens, or with all of them (``body`` is empty). ``drawn`` and ``cached``: the
+    drawn tokens and the cached ones of the prompt. Both are None in rows of a version before, and where ``body`` is empty.
     """
 
     __tablename__ = "sample_progress"
@@ -82,6 +83,8 @@ class SampleProgress(Base):
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     body: Mapped[bytes]
     is_stale: Mapped[bool] = mapped_column(server_default=false())
+    drawn: Mapped[int | None] = mapped_column(BigInteger)
+    cached: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class SampleRecord(Base):

@@ -121,6 +121,11 @@ class Continuation:
         return sum(len(sequence.tokens) for sequence in self._sequences)
 
     @property
+    def cached(self) -> int:
+        """Number of the prompt's tokens that its first computation found in the replica's prefix cache."""
+        return self._cached or 0
+
+    @property
     def kept(self) -> int:
         """Number of tokens that the next attempt keeps: all of them, unless the sample is drawn in one piece."""
         in_pieces = not self._sample.in_one_piece
@@ -297,7 +302,7 @@ class Continuation:
             sequences=sequences,
             prompt_logprobs=self._scored.logprobs if self._scored else None,
             topk_prompt_logprobs=self._scored.topk if self._scored else None,
-            prompt_cache_hit_tokens=self._cached or 0,
+            prompt_cache_hit_tokens=self.cached,
             target_prompt_logprobs=self._targets(),
             prompt_alt_tokens=self._scored.alternatives if self._scored else None,
         )

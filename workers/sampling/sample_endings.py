@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
 from contracts.errors import WeftError
 from contracts.ledger_records import Completion, ReadyOperation
-from contracts.operations import Result, SampleOutput, SampleRequest
+from contracts.operations import SampleOutput, SampleRequest
 from contracts.provenance import encode_sample_record
 from contracts.sample_report import SampleReport
 from ledger.runtime import Runtime
@@ -14,8 +16,26 @@ from tenants.gates import clear_in_flight
 from tenants.limits import Limits
 from tenants.sample_records import NewRecord, record_samples
 from tenants.sample_reports import record_reports
+from workers.sampling.continuation import Continuation
 
-Outcome = tuple[SampleOutput, SampleReport] | WeftError
+
+@dataclass(frozen=True, slots=True)
+class FailedSample:
+    """Failure of a sample. ``drawn`` and ``cached`` are its tokens that count as usage."""
+
+    error: WeftError
+    drawn: int = 0
+    cached: int = 0
+
+    @classmethod
+    def after(cls, error: WeftError, continuation: Continuation) -> Self:
+        """Return the failure of a sample that has drawn tokens. They count unless the fault is the service's."""
+        if error.category != "user":
+            return cls(error)
+        return cls(error, continuation.made, continuation.cached)
+
+
+Outcome = tuple[SampleOutput, SampleReport] | FailedSample
 
 
 class SampleEndings:
@@ -35,12 +55,14 @@ class SampleEndings:
         """
         completions, reports, recorded = [], [], []
         for operation, outcome in ends:
-            result: Result | WeftError = outcome if isinstance(outcome, WeftError) else outcome[0]
-            completions.append(Completion(operation, result))
-            if not isinstance(outcome, WeftError):
-                reports.append((operation.tenant, operation.id, outcome[1]))
-                if isinstance(operation.payload, SampleRequest) and operation.payload.is_recorded:
-                    recorded.append((operation, operation.payload, outcome[0]))
+            if isinstance(outcome, FailedSample):
+                completions.append(Completion(operation, outcome.error, outcome.drawn, outcome.cached))
+                continue
+            output, report = outcome
+            completions.append(Completion(operation, output))
+            reports.append((operation.tenant, operation.id, report))
+            if isinstance(operation.payload, SampleRequest) and operation.payload.is_recorded:
+                recorded.append((operation, operation.payload, output))
         # Encoding a long sample takes many milliseconds, for which other samples would wait.
         records = await asyncio.to_thread(_records_of, recorded) if recorded else []
         now, kept = self._runtime.clock(), self._runtime.settings.retention_sample_records

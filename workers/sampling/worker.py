@@ -30,7 +30,7 @@ from workers.sampling.claims import HeldBack, SampleClaims
 from workers.sampling.continuation import Continuation
 from workers.sampling.gate_cuts import GateCuts
 from workers.sampling.resumption import Resumption, Unfinished
-from workers.sampling.sample_endings import Outcome, SampleEndings
+from workers.sampling.sample_endings import FailedSample, Outcome, SampleEndings
 from workers.sampling.sample_request import stop_rules
 from workers.sampling.sample_runner import History, SampleRunner
 from workers.sampling.swap import Swap
@@ -261,7 +261,7 @@ class SamplingWorker:
         try:
             outcome = await self._outcome(operation)
             if outcome is not None:
-                tokens = 0 if isinstance(outcome, WeftError) else operation.tokens + outcome[0].drawn
+                tokens = _tokens_used(operation, outcome)
                 await self._end(operation, outcome)
         except HeldBack as held:
             self._leaving.add(operation.id)
@@ -282,7 +282,8 @@ class SamplingWorker:
             raise
         except Exception:
             log.exception("operation=%s kind=%s failed", operation.id, OperationKind.SAMPLE)
-            return EngineFailure(f"weft failed to run this sample; the service's log has the cause ({operation.id})")
+            failed = f"weft failed to run this sample; the service's log has the cause ({operation.id})"
+            return FailedSample(EngineFailure(failed))
 
     async def _end(self, operation: ReadyOperation, outcome: Outcome) -> None:
         """Record the outcome of one sample."""
@@ -299,15 +300,14 @@ class SamplingWorker:
     async def _sampled(self, operation: ReadyOperation) -> Outcome | None:
         """Draw the sample and return its outcome, None if it is left to other processes."""
         if isinstance(operation.payload, Unreadable):
-            return UnreadableOperation(
-                f"this sample was recorded and cannot be read back; send it again ({operation.id})"
-            )
+            unreadable = f"this sample was recorded and cannot be read back; send it again ({operation.id})"
+            return FailedSample(UnreadableOperation(unreadable))
         if not isinstance(operation.payload, SampleRequest):
             raise TypeError(f"{operation.kind} without a sample request")
         try:
             rules = stop_rules(operation.payload, self._facts, self._vocabulary)
         except WeftError as error:
-            return error
+            return FailedSample(error)
         continuation = Continuation(
             operation.id,
             operation.payload,
@@ -333,7 +333,7 @@ class SamplingWorker:
                 await _until_available(partial(self._resumption.save, [held], process=process))
                 raise
         except WeftError as error:
-            return error
+            return FailedSample.after(error, continuation)
         except asyncio.CancelledError:
             if self._stopping.is_set() or operation.id not in self._cancelled | self._forsaken:
                 self._unfinished.append((operation, continuation, history))
@@ -365,7 +365,7 @@ class SamplingWorker:
     async def _finish(self, operation: ReadyOperation, outcome: Outcome) -> None:
         """Record the outcome. Outcomes of one moment, as when a batch of sequences ends, share a transaction."""
         await self._endings.ask((operation, outcome))
-        self._telemetry.finished(operation, outcome)
+        self._telemetry.finished(operation, outcome.error if isinstance(outcome, FailedSample) else outcome)
 
 
 def _this_task() -> asyncio.Task[object]:
@@ -387,5 +387,12 @@ async def _until_available(call: Callable[[], Awaitable[T]]) -> T:
         pause = min(2 * pause, SWEEP_SECONDS)
 
 
-def _unrecorded(operation: ReadyOperation) -> EngineFailure:
-    return EngineFailure(f"weft could not record this sample; the service's log has the cause ({operation.id})")
+def _tokens_used(operation: ReadyOperation, outcome: Outcome) -> int:
+    if isinstance(outcome, FailedSample):
+        return operation.tokens + outcome.drawn if outcome.drawn else 0
+    return operation.tokens + outcome[0].drawn
+
+
+def _unrecorded(operation: ReadyOperation) -> FailedSample:
+    failed = f"weft could not record this sample; the service's log has the cause ({operation.id})"
+    return FailedSample(EngineFailure(failed))

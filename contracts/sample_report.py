@@ -31,6 +31,7 @@ class SampleReport:
     - ``attempts``: number of dispatches to a replica.
     - ``queue_seconds``: time without a working replica, because of closed gates, full replicas or loads of adapters.
     - ``decode_seconds``: time in which a replica worked on the sample.
+    - ``scored_version``: version that scored the prompt; None for the bare base, or if nothing was scored.
     """
 
     sequences: list[SequenceReport]
@@ -38,6 +39,7 @@ class SampleReport:
     attempts: int
     queue_seconds: float
     decode_seconds: float
+    scored_version: str | None = None
 
     def versions(self) -> list[str | None]:
         """Return every version used, in order of first use."""

@@ -44,6 +44,8 @@ class UsedVersion(BaseModel):
 class SampleInfo(BaseModel):
     """Report on a sample. ``min_version`` and ``max_version`` are the oldest and newest version used, by publication.
 
+    ``scored_version`` has scored the prompt; it is null for the bare base and where nothing was scored.
+
     ``versions`` describes those that the caller still has.
     """
 
@@ -55,6 +57,7 @@ class SampleInfo(BaseModel):
     attempts: int
     queue_seconds: float
     decode_seconds: float
+    scored_version: str | None
     versions: list[UsedVersion]
 
 
@@ -88,5 +91,6 @@ def _info(request_id: str, report: SampleReport, versions: list[str], facts: Map
         attempts=report.attempts,
         queue_seconds=report.queue_seconds,
         decode_seconds=report.decode_seconds,
+        scored_version=report.scored_version,
         versions=[used_version(facts[version]) for version in versions if version in facts],
     )

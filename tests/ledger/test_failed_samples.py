@@ -115,7 +115,7 @@ async def test_tokens_of_a_sample_that_its_tenant_has_fail_count_everywhere(two:
 
 
 async def test_saved_tokens_of_a_sample_that_a_process_draws_on_are_counted_by_that_process(two: Two) -> None:
-    """It has drawn more of them by then."""
+    """The process has drawn more of them by then."""
     mine = await accepted(two, two.cat)
     async with two.database.write() as transaction:
         await save_progress(transaction, [(two.cat.tenant, mine, SAVED)])

@@ -88,6 +88,8 @@ class Continuation:
         self._owner, self._share = owner, share
         self._scoring = _scoring(sample)
         self._scored: PromptScored | None = None
+        self.scored_version: str | None = None
+        """Version that scored the prompt, None for the bare base."""
         self._cached: int | None = None
         self._is_cache_counted = False
         """True if what comes later of the prompt's cache is of the sample's own making."""
@@ -142,6 +144,9 @@ class Continuation:
         only weft checks. Otherwise it sends ``TOKENS_AT_A_TIME``.
         """
         self._begin_pieces_again()
+        if not self.made and self.scored_version != (adapter.name if adapter else None):
+            # Every token will be of another version than the scores.
+            self._scored = None
         name = f"{self._operation_id}.{attempt}"
         unfinished = [index for index, sequence in enumerate(self._sequences) if sequence.reason is None]
         self._asked = {f"{name}.{index}": (index,) for index in unfinished} if self.made else {name: tuple(unfinished)}
@@ -190,6 +195,7 @@ class Continuation:
         """
         if isinstance(event, PromptScored):
             self._take_scores(event)
+            self.scored_version = request.adapter.name if request.adapter else None
             return None
         if isinstance(event, PromptCached):
             self._take_cached(request, event)
@@ -272,7 +278,7 @@ class Continuation:
         self._is_cache_counted = self._scoring is not None and self._scored is None
 
     def restart(self) -> None:
-        """Drop every token and keep the prompt's scores."""
+        """Drop every token. Another version scores the prompt anew."""
         self.restarts += 1
         self._sequences = [_Sequence(StopCheck(self._stop)) for _ in range(self._sample.num_samples)]
 

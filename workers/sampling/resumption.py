@@ -99,6 +99,7 @@ def _resumed(sample: Payload | Unreadable, continuation: Continuation, body: byt
     if isinstance(sample, SampleRequest) and lacks_scores(sample, progress.output):
         raise ValueError("it lacks scores that the sample asks for")
     continuation.resume(progress.output, progress.report.sequences, restarts=progress.restarts)
+    continuation.scored_version = progress.report.scored_version
     return progress
 
 

@@ -82,6 +82,7 @@ class History:
             attempts=self.attempts,
             queue_seconds=max(0.0, monotonic() - self.claimed_at - self.decode_seconds),
             decode_seconds=self.decode_seconds,
+            scored_version=continuation.scored_version,
         )
 
 

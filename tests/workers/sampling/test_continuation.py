@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from contracts.errors import EngineFailure
+from contracts.logit_rules import LogitRules
 from contracts.operations import (
     EMPTY_LOGPROB,
     SampledSequence,
@@ -225,6 +226,33 @@ def test_the_prompt_is_scored_once_and_never_what_was_generated() -> None:
     output = continuation.output()
     assert output.prompt_logprobs is found.logprobs
     assert output.topk_prompt_logprobs is found.topk
+
+
+@pytest.mark.parametrize("how", ["left", "restarted", "restarted elsewhere", "in one piece"])
+def test_the_prompt_is_scored_by_the_version_that_draws_from_the_first_token_on(how: str) -> None:
+    """A neighbour that keeps a token keeps its scores."""
+    rules = LogitRules(presence_penalty=1.0) if how == "in one piece" else None
+    mine = begun(prompt_logprobs=True, logit_rules=rules)
+    beside = begun(prompt_logprobs=True)
+    old, new = scores(np.nan, -1, -2), scores(np.nan, -3, -4)
+    for one in (mine, beside):
+        (first,) = one.requests(OLD, 1)
+        one.take(first, old)
+        give(one, first, *([] if one is mine and how == "left" else [8]))
+    if how == "restarted elsewhere":
+        before, mine = mine, begun(prompt_logprobs=True)
+        mine.resume(before.so_far(), before.reports(), restarts=0)
+        mine.scored_version = before.scored_version
+    if "restarted" in how:
+        mine.restart()
+    (again,), (further,) = mine.requests(NEW, 2), beside.requests(NEW, 2)
+    assert (again.scoring, further.scoring) == (PromptScoring(1, True, 0), None)
+    mine.take(again, new)
+    for one, request in ((mine, again), (beside, further)):
+        give(one, request, 0, end="stop")
+    assert mine.output().prompt_logprobs is new.logprobs
+    assert beside.output().prompt_logprobs is old.logprobs
+    assert (mine.scored_version, beside.scored_version) == (NEW.name, OLD.name)
 
 
 @pytest.mark.parametrize(

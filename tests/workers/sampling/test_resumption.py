@@ -31,7 +31,7 @@ LENGTH = 64
 
 def saved() -> SavedProgress:
     sequence = SampledSequence("length", np.full(LENGTH, 7, np.int32), np.zeros(LENGTH, np.float32))
-    report = SampleReport([SequenceReport("", [VersionSpan(None, 0, LENGTH)])], ["replica"], 1, 0.0, 0.0)
+    report = SampleReport([SequenceReport("", [VersionSpan(None, 0, LENGTH)])], ["replica"], 1, 0.0, 0.0, "run@1")
     return SavedProgress(encode_progress(SampleProgress(SampleOutput([sequence]), report)), is_stale=False)
 
 
@@ -61,7 +61,8 @@ async def test_a_sample_that_takes_long_to_take_up_holds_up_no_other_tenants() -
     await asyncio.sleep(0)
     beside = await take_up("dog", StopRules(2 * LENGTH, frozenset(), ("stop",), lambda ids: "a" * len(ids)))
     is_beside_up.set()
-    assert [(await mine).made, beside.made] == [LENGTH, LENGTH]
+    taken_up = [await mine, beside]
+    assert [(one.made, one.scored_version) for one in taken_up] == 2 * [(LENGTH, "run@1")]
     assert waited
     assert all(waited)
 

@@ -122,6 +122,7 @@ class SampleInfo(Record):
     attempts: int
     queue_seconds: float
     decode_seconds: float
+    scored_version: str | None = None
     versions: list[UsedVersion]
 
 

@@ -16,7 +16,7 @@ from contracts.losses import SAMPLING_LOGPROBS
 from contracts.operations import TrainingBatch
 from contracts.provenance import MOST_RECORD_BYTES, SampleRecord, decode_sample_record
 from contracts.provenance_spans import Span, sample_of
-from tenants.sample_records import MOST_READ, record_sizes, recorded_samples
+from tenants.sample_records import MOST_READ, RecordFacts, record_facts, recorded_samples, renew_records, to_renew
 
 MOST_NAMED = 8192
 """Most samples that the spans of one request may name."""
@@ -29,21 +29,27 @@ _PORTION_BYTES = 4 * 2**20
 async def with_recorded_logprobs(services: ApiServices, caller: TenantId, batch: TrainingBatch) -> TrainingBatch:
     """Return the batch with the sampling logprobs of the records that its spans name, and without the spans.
 
+    The time for which these records are kept begins anew.
+
     Raises ``InvalidRequest`` for a sample of which there is no record, for tokens other than the recorded ones and for
     records beyond the bounds of this module; ``Unavailable``.
     """
     if batch.provenance is None:
         return batch
     database, now, threads = services.runtime.database, services.runtime.clock(), services.admission.threads
+    kept = services.runtime.settings.retention_sample_records
     filling = await threads.run(caller, _Filling, batch)
-    sizes: dict[str, int] = {}
+    facts: dict[str, RecordFacts] = {}
     for ids in _slices(filling.samples):
         async with database.read() as session:
-            sizes |= await record_sizes(session, caller, ids, now=now)
-    for portion in await threads.run(caller, filling.portions, sizes):
+            facts |= await record_facts(session, caller, ids, now=now)
+    for portion in await threads.run(caller, filling.portions, facts):
         async with database.read() as session:
             bodies = await recorded_samples(session, caller, portion, now=now)
         await threads.run(caller, filling.fill, portion, bodies)
+    for ids in _slices(to_renew(facts, kept, now)):
+        async with database.write() as transaction:
+            await renew_records(transaction, caller, ids, until=now + kept)
     return filling.filled()
 
 
@@ -90,15 +96,15 @@ class _Filling:
         """Ids of the samples that the spans name."""
         return list(self._uses)
 
-    def portions(self, sizes: Mapping[str, int]) -> list[list[str]]:
-        """Return the samples in portions to read together. ``sizes``: bytes of each record once decoded.
+    def portions(self, facts: Mapping[str, RecordFacts]) -> list[list[str]]:
+        """Return the samples in portions to read together. ``facts``: those of each record.
 
         Raises ``InvalidRequest`` for a sample without a record, and for records that are too large together.
         """
         for sample, uses in self._uses.items():
-            if sample not in sizes:
+            if sample not in facts:
                 raise _no_record(uses[0])
-        if (size := sum(sizes.values())) > MOST_NAMED_BYTES:
+        if (size := sum(one.nbytes for one in facts.values())) > MOST_NAMED_BYTES:
             raise InvalidRequest(
                 f"the spans of the data name samples of {size} bytes, and those of one request may name {MOST_NAMED_BYTES}; "
                 "send fewer data in a request"
@@ -110,7 +116,7 @@ class _Filling:
                 portions.append([])
                 held = 0
             portions[-1].append(sample)
-            held += sizes[sample]
+            held += facts[sample].nbytes
         return portions
 
     def fill(self, samples: Sequence[str], bodies: Mapping[str, bytes]) -> None:
@@ -167,7 +173,7 @@ def _slices(samples: Sequence[str]) -> Iterator[Sequence[str]]:
 def _no_record(use: _Use) -> InvalidRequest:
     return InvalidRequest(
         f"{use.field}: there is no record of sequence {use.span.sequence_id[:100]!r}; sample with record_stability_info, and "
-        "train within a day and before the sampler's session ends. A sample of more than "
+        "train within a day of that, or of the last training on it, and before the sampler's session ends. A sample of more than "
         f"{MOST_RECORD_BYTES // 2**20} MiB of tokens and logprobs has no record, and a tenant's oldest records are forgotten "
         "beyond its sample_record_bytes"
     )

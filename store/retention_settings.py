@@ -39,8 +39,8 @@ class RetentionSettings(BaseSettings):
     retention_sample_records: timedelta = Field(
         default=timedelta(days=1),
         ge=timedelta(0),
-        description="Time for which what was sampled with `record_stability_info` can be named by training. It ends with the "
-        "sampler's session at the latest.",
+        description="Time for which what was sampled with `record_stability_info` can be named by training. Each training that "
+        "names it begins the time anew. It ends with the sampler's session at the latest.",
     )
     retention_sampler_versions: int = Field(
         default=8,

@@ -1,15 +1,17 @@
 """Records of samples that training may name: written with the result, kept for a day and not beyond their session.
 
+Each training that names a record begins its day anew.
+
 A tenant's records together have a limit (``sample_record_bytes``). Each has a place in the row of all bytes that the tenant
 has recorded, so what is farther behind the newest record than the limit is found without adding anything up.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import cast
 
-from sqlalchemy import LargeBinary, Table, and_, bindparam, delete, func, select
+from sqlalchemy import LargeBinary, Table, and_, bindparam, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import RequestId, TenantId
@@ -23,6 +25,8 @@ MOST_READ = 256
 """Most records read by one query: bounds memory."""
 LEAST_BYTES = 1024
 """Bytes that a record counts for at least: its row and its places in indexes take room as well."""
+_RENEWED_BELOW = 0.75
+"""Part of a record's time below which a use renews it: one that is used all the time is written a few times a day."""
 _MOST_FORGOTTEN = 20_000
 """Most records that one new record displaces at once; after a limit was lowered, the next ones go on."""
 
@@ -43,9 +47,28 @@ _IS_NAMED = and_(
 )
 _BODIES = select(_records.c.operation_id, _records.c.body).join(_sessions, _OF_SESSION).where(_IS_NAMED)
 _BEGINNINGS = (
-    select(_records.c.operation_id, func.substr(_records.c.body, 1, HEADER_BYTES, type_=LargeBinary).label("beginning"))
+    select(
+        _records.c.operation_id,
+        _records.c.expires_at,
+        func.substr(_records.c.body, 1, HEADER_BYTES, type_=LargeBinary).label("beginning"),
+    )
     .join(_sessions, _OF_SESSION)
     .where(_IS_NAMED)
+)
+_RENEW = (
+    update(_records)
+    .where(
+        _records.c.operation_id.in_(
+            select(_records.c.operation_id)
+            .where(
+                _records.c.operation_id.in_(bindparam("ids", expanding=True)),
+                _records.c.tenant_id == bindparam("tenant"),
+            )
+            # One that is locked is being renewed or deleted.
+            .with_for_update(skip_locked=True)
+        )
+    )
+    .values(expires_at=bindparam("until"))
 )
 _EXPIRED = select(_records.c.operation_id).where(_records.c.expires_at <= bindparam("now")).limit(bindparam("most"))
 _ENDED = (
@@ -83,6 +106,14 @@ class NewRecord:
     tenant: TenantId
     sampler: str
     body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFacts:
+    """Bytes of a record once decompressed, and the time of its end."""
+
+    nbytes: int
+    expires_at: datetime
 
 
 async def record_samples(
@@ -135,10 +166,22 @@ async def recorded_samples(
     return {row.operation_id: row.body for row in rows}
 
 
-async def record_sizes(session: AsyncSession, tenant: TenantId, ids: Sequence[str], *, now: datetime) -> dict[str, int]:
-    """Return the bytes of the records that ``recorded_samples`` returns, once decompressed; it reads their beginnings only."""
+async def record_facts(
+    session: AsyncSession, tenant: TenantId, ids: Sequence[str], *, now: datetime
+) -> dict[str, RecordFacts]:
+    """Return the facts of the records that ``recorded_samples`` returns; it reads their beginnings only."""
     rows = await session.execute(_BEGINNINGS, {"ids": few_lengths(ids), "tenant": tenant, "now": now})
-    return {row.operation_id: decoded_bytes(row.beginning) for row in rows}
+    return {row.operation_id: RecordFacts(decoded_bytes(row.beginning), row.expires_at) for row in rows}
+
+
+def to_renew(found: Mapping[str, RecordFacts], kept: timedelta, now: datetime) -> list[str]:
+    """Return the records, in order, that a use at ``now`` renews. ``kept``: time for which a record is kept after a use."""
+    return sorted(id for id, one in found.items() if one.expires_at - now < _RENEWED_BELOW * kept)
+
+
+async def renew_records(transaction: AsyncSession, tenant: TenantId, ids: Sequence[str], *, until: datetime) -> None:
+    """Keep the tenant's records of these samples ``until`` then, at most ``MOST_READ``; a record in other hands is left out."""
+    await transaction.execute(_RENEW, {"ids": few_lengths(ids), "tenant": tenant, "until": until})
 
 
 async def forget_sample_records(

@@ -2,10 +2,12 @@
 
 import threading
 from collections.abc import Iterable
+from datetime import timedelta
 
 import httpx
 import numpy as np
 import pytest
+from sqlalchemy import select
 from tinker import types
 from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker.types import PromptProvenanceSpan, SampledProvenanceSpan
@@ -16,6 +18,7 @@ from api import provenance
 from contracts.errors import Unavailable
 from contracts.operations import SampledSequence, SampleOutput, SampleRequest, TrainingBatch
 from contracts.provenance import MOST_RECORD_BYTES, decode_sample_record, decoded_bytes, encode_sample_record
+from store.tables import SampleRecord
 from tenants.limits import Limits
 from tenants.sample_records import NewRecord, record_samples
 from tests.api.conftest import BASE, Service, Tenant
@@ -98,14 +101,14 @@ async def test_an_outage_while_records_are_read_fails_no_batch(
     await record(cats, mine=record_of([-1, -2, -3]))
     await record(dogs, theirs=record_of([-4, -5, -6]))
     mine, theirs = await cats.run(), await dogs.run()
-    read = provenance.record_sizes
+    read = provenance.record_facts
 
     async def gone(session, tenant, ids, *, now):
         if tenant == cats.id:
             raise Unavailable("the database does not answer; try again in a moment")
         return await read(session, tenant, ids, now=now)
 
-    monkeypatch.setattr(provenance, "record_sizes", gone)
+    monkeypatch.setattr(provenance, "record_facts", gone)
     refused = await train(cats, mine, 1, naming("mine"))
     assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
     assert (await train(dogs, theirs, 1, naming("theirs"))).status_code == 200
@@ -170,6 +173,33 @@ async def test_records_beyond_the_bounds_are_refused_before_they_are_read(
     assert (await train(dogs, theirs, 1, naming("theirs"))).status_code == 200
     assert (await train(cats, mine, 3, naming("small"))).status_code == 200
     assert read == ["theirs", "small"]
+
+
+async def test_training_on_a_sequence_begins_its_day_anew_and_no_others(
+    service: Service, cats: Tenant, dogs: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Use after use within a few hours writes nothing."""
+    await record(cats, mine=record_of([-1, -2, -3]), unused=record_of([-4, -5, -6]))
+    await record(dogs, theirs=record_of([-7, -8, -9]))
+    mine, theirs = await cats.run(), await dogs.run()
+    renewed: list[str] = []
+    renew = provenance.renew_records
+
+    async def noted(transaction, tenant, ids, *, until):
+        renewed.extend(ids)
+        await renew(transaction, tenant, ids, until=until)
+
+    monkeypatch.setattr(provenance, "renew_records", noted)
+    for seq_id, hours in ((1, 5), (2, 18), (3, 1), (4, 22), (5, 23)):
+        service.clock.move(hours=hours)
+        assert (await train(cats, mine, seq_id, naming("mine"))).status_code == 200
+    assert renewed == ["mine"] * 3
+    async with service.database.read() as session:
+        rows = await session.execute(select(SampleRecord.operation_id, SampleRecord.expires_at))
+        ends = {row.operation_id: row.expires_at - service.clock() for row in rows}
+    assert ends == {"mine": timedelta(hours=24), "unused": timedelta(hours=-45), "theirs": timedelta(hours=-45)}
+    assert "there is no record of sequence 'unused:0'" in await refusal(cats, mine, 6, naming("unused"))
+    assert "there is no record of sequence 'theirs:0'" in await refusal(dogs, theirs, 1, naming("theirs"))
 
 
 async def test_an_empty_span_names_no_sample(service: Service, cats: Tenant, dogs: Tenant) -> None:

@@ -12,7 +12,7 @@ from contracts.provenance import encode_sample_record
 from store.settings import Settings
 from store.tables import SampleRecord, Session
 from tenants.limits import Limits, set_tenant
-from tenants.sample_records import LEAST_BYTES, NewRecord, record_samples, recorded_samples
+from tenants.sample_records import LEAST_BYTES, NewRecord, record_samples, recorded_samples, renew_records
 from tests.workers.housekeeping.conftest import House
 from workers.housekeeping.schedule import StepName
 
@@ -63,6 +63,25 @@ async def test_a_record_ends_after_a_day_or_with_its_session(either_house: House
     await house.keeping.run_step(StepName.FORGET_SAMPLE_RECORDS)
     assert await house.count(SampleRecord) == 1
     assert await found(house, other) == {"theirs"}
+
+
+async def test_a_renewed_record_outlives_its_first_day_and_no_other_does(either_house: House) -> None:
+    house = either_house
+    tenant, session, run = await house.run("first")
+    other, other_session, other_run = await house.run("second")
+    mine = await house.sampler(tenant, session, 0, await house.checkpoint(tenant, run, "mine"))
+    foreign = await house.sampler(other, other_session, 0, await house.checkpoint(other, other_run, "theirs"))
+    await recorded(house, tenant, mine, "old")
+    await recorded(house, tenant, mine, "young")
+    await recorded(house, other, foreign, "theirs")
+    house.now += timedelta(hours=23)
+    async with house.database.write() as transaction:
+        until = house.now + house.runtime.settings.retention_sample_records
+        await renew_records(transaction, tenant, ["old", "theirs"], until=until)  # type: ignore[arg-type]
+    house.now += timedelta(hours=23)
+    await house.keeping.run_step(StepName.FORGET_SAMPLE_RECORDS)
+    assert (await found(house, tenant), await found(house, other)) == ({"old"}, set())
+    assert await house.count(SampleRecord) == 1
 
 
 async def test_the_oldest_records_beyond_a_tenants_bytes_are_forgotten_and_another_tenants_stay(

@@ -12,7 +12,7 @@ import numpy as np
 from api.services import ApiServices
 from contracts.errors import InvalidRequest
 from contracts.ids import TenantId
-from contracts.losses import SAMPLING_LOGPROBS
+from contracts.losses import ADVANTAGES, SAMPLING_LOGPROBS
 from contracts.operations import TrainingBatch
 from contracts.provenance import MOST_RECORD_BYTES, SampleRecord, decode_sample_record
 from contracts.provenance_spans import Span, sample_of
@@ -31,8 +31,8 @@ async def with_recorded_logprobs(services: ApiServices, caller: TenantId, batch:
 
     The time for which these records are kept begins anew.
 
-    Raises ``InvalidRequest`` for a sample of which there is no record, for tokens other than the recorded ones and for
-    records beyond the bounds of this module; ``Unavailable``.
+    Raises ``InvalidRequest`` for a sample of which there is no record, for tokens other than the recorded ones, for an
+    advantage on a prompt's token and for records beyond the bounds of this module; ``Unavailable``.
     """
     if batch.provenance is None:
         return batch
@@ -74,7 +74,7 @@ class _Filling:
     """A batch whose sampling logprobs are filled in, record by record."""
 
     def __init__(self, batch: TrainingBatch) -> None:
-        """Sort the spans by sample. Raises ``InvalidRequest`` if they name too many."""
+        """Sort the spans by sample. Raises ``InvalidRequest`` if they name too many, or a prompt's token has an advantage."""
         self._batch = batch
         self._logprobs: dict[int, np.ndarray] = {}
         self._uses: dict[str, list[_Use]] = {}
@@ -84,6 +84,7 @@ class _Filling:
             self._logprobs[datum] = np.zeros(len(batch.data[datum].targets), np.float32)
             for uses in (_uses(datum, spans.tokens, is_target=False), _uses(datum, spans.targets, is_target=True)):
                 for use in uses:
+                    self._check_advantages(use)
                     self._uses.setdefault(sample_of(use.span.sequence_id)[0], []).append(use)
         if len(self._uses) > MOST_NAMED:
             raise InvalidRequest(
@@ -138,6 +139,17 @@ class _Filling:
             for number, datum in enumerate(self._batch.data)
         ]
         return replace(self._batch, data=data, provenance=None)
+
+    def _check_advantages(self, use: _Use) -> None:
+        if use.span.is_sampled or not use.is_target:
+            return
+        advantages = self._batch.data[use.datum].inputs[ADVANTAGES][use.start : use.start + use.span.length]
+        if advantages.any():
+            at = use.start + int(advantages.nonzero()[0][0])
+            raise InvalidRequest(
+                f"data[{use.datum}].loss_fn_inputs.{ADVANTAGES}: target {at} is a token of a prompt, as {use.field} says, and "
+                "only sampled tokens may have an advantage other than 0"
+            )
 
     def _fill_one(self, use: _Use, record: SampleRecord) -> None:
         span, datum = use.span, self._batch.data[use.datum]

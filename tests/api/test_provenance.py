@@ -47,13 +47,13 @@ async def record(tenant: Tenant, **bodies: bytes) -> None:
         await record_samples(transaction, new, Limits.of(runtime.settings), now=now, expires_at=expires_at)
 
 
-def naming(sample: str, *, empty: Iterable[str] = ()) -> types.Datum:
-    """A datum of the sample, with empty spans of others."""
+def naming(sample: str, *, empty: Iterable[str] = (), of_prompt: float = 0.0) -> types.Datum:
+    """A datum of the sample, with empty spans of others. ``of_prompt``: advantage of the prompt's token."""
     name = f"{sample}:0"
     none = [SampledProvenanceSpan(sequence_id=f"{other}:0", length=0) for other in empty]
     datum = types.Datum(
         model_input=types.ModelInput.from_ints([*PROMPT, *SAMPLED[:-1]]),
-        loss_fn_inputs={"target_tokens": [PROMPT[1], *SAMPLED], "advantages": [0.0, 1.0, 1.0, 1.0]},
+        loss_fn_inputs={"target_tokens": [PROMPT[1], *SAMPLED], "advantages": [of_prompt, 1.0, 1.0, 1.0]},
     )
     return datum.with_provenance(
         model_input=[
@@ -200,6 +200,20 @@ async def test_training_on_a_sequence_begins_its_day_anew_and_no_others(
     assert ends == {"mine": timedelta(hours=24), "unused": timedelta(hours=-45), "theirs": timedelta(hours=-45)}
     assert "there is no record of sequence 'unused:0'" in await refusal(cats, mine, 6, naming("unused"))
     assert "there is no record of sequence 'theirs:0'" in await refusal(dogs, theirs, 1, naming("theirs"))
+
+
+async def test_a_prompts_token_with_an_advantage_is_refused_by_its_datum(
+    service: Service, cats: Tenant, dogs: Tenant
+) -> None:
+    """Sampled tokens may have any, and another tenant's batch is trained on."""
+    await record(cats, mine=record_of([-1, -2, -3]))
+    await record(dogs, theirs=record_of([-4, -5, -6]))
+    run = await cats.run()
+    refused = await refusal(cats, run, 1, naming("mine"), naming("mine", of_prompt=-0.5))
+    assert "data[1].loss_fn_inputs.advantages: target 0 is a token of a prompt" in refused
+    assert (await train(cats, run, 2, naming("mine"))).status_code == 200
+    assert (await train(dogs, await dogs.run(), 1, naming("theirs"))).status_code == 200
+    assert await logprobs(service) == {cats.id: [[0, -1, -2, -3]], dogs.id: [[0, -4, -5, -6]]}
 
 
 async def test_an_empty_span_names_no_sample(service: Service, cats: Tenant, dogs: Tenant) -> None:

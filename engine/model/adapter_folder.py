@@ -50,8 +50,10 @@ def read_lora_weights(directory: Path, base: AdapterBase, device: str | None = N
     pairs: dict[str, LoraPair] = {}
     for name, projection in base.projections.items():
         a, b = (tensors.pop(f"{_PREFIX}{name}.lora_{part}.weight", None) for part in "AB")
-        if a is None or b is None:
+        if a is None and b is None:
             continue
+        if a is None or b is None:
+            raise damaged()
         rank = b.shape[-1]
         if a.shape != (rank, projection.in_features) or b.shape != (projection.out_features, rank):
             raise InvalidRequest(f"the adapter's {name} does not fit base model {base.name!r}")

@@ -11,7 +11,7 @@ from sqlalchemy import delete, select
 
 from api.followed_sample import followed
 from api.sample_submission import SampleSubmission
-from contracts.errors import FutureGone, NotFound, StaleSample, WeftError
+from contracts.errors import EngineFailure, FutureGone, InvalidRequest, NotFound, StaleSample, Unavailable, WeftError
 from contracts.ids import CheckpointId, RunId, SamplerId
 from contracts.operations import LoraSettings, SampleRequest, SamplingParams
 from ledger.wakeups import versions_topic
@@ -19,10 +19,12 @@ from store.clock import utc_now
 from store.tables import Checkpoint, Operation, Sampler
 from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, OnStale, Staleness, bound_staleness, create_sampler, publish_live
+from tests.workers.sampling.test_continuation import begun, give
 from tests.workers.sampling.test_dispatch import record
 from tests.workers.sampling.test_handed_over import BASE, LENGTH, SECONDS, HeldReplica, Rig, Stream
 from tests.workers.sampling.test_handed_over import base as base
 from tests.workers.sampling.test_handed_over import rig as rig
+from workers.sampling.sample_endings import FailedSample
 
 PROMPT = np.array([5, 6, 7])
 
@@ -54,6 +56,21 @@ async def make_fail(rig: Rig, how: type[WeftError], run: RunId, version: Checkpo
     async with rig.runtime.database.write() as transaction:
         await publish_live(transaction, tenant, run, await record(transaction, tenant, run), utc_now)
         rig.runtime.wakeups.announce_after_commit(transaction, versions_topic(BASE))
+
+
+@pytest.mark.parametrize(
+    ("error", "drawn"),
+    [
+        (InvalidRequest("weights that are not finite"), 3),
+        (EngineFailure("a dead replica"), 0),
+        (Unavailable("away"), 0),
+    ],
+)
+def test_tokens_of_a_failed_sample_count_unless_the_service_has_failed_it(error: WeftError, drawn: int) -> None:
+    continuation = begun()
+    (request,) = continuation.requests(None, 1)
+    give(continuation, request, 1, 2, 3)
+    assert FailedSample.after(error, continuation).drawn == drawn
 
 
 @pytest.mark.parametrize("how", [StaleSample, NotFound])

@@ -174,12 +174,16 @@ GenerateEvent = PromptScored | PromptCached | NewToken | Ended
 
 @dataclass(frozen=True, slots=True)
 class ReplicaHealth:
-    """State of a replica: ``running`` sequences, ``waiting`` requests without a sequence begun, names of loaded ``adapters``."""
+    """State of a replica: ``running`` sequences, ``waiting`` requests without a sequence begun, names of loaded ``adapters``.
+
+    ``hangs``: the replica answers and makes no tokens. It stays so until it has drawn one.
+    """
 
     alive: bool
     running: int
     waiting: int
     adapters: tuple[str, ...]
+    hangs: bool = False
 
 
 class SamplerReplica(Protocol):

@@ -1,7 +1,6 @@
 """The sampling replica over a stock vLLM server: sends requests over HTTP, one stream for each sequence."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -29,13 +28,14 @@ from engine.sampling.vllm.adapter_files import write_zero_adapter
 from engine.sampling.vllm.adapters import Pin, VllmAdapters
 from engine.sampling.vllm.http import Answer, VllmHttp
 from engine.sampling.vllm.logprobs import prompt_scores
-from engine.sampling.vllm.messages import Drawn, Paused, ScoredPrompt, Sleeping
+from engine.sampling.vllm.messages import Drawn, ScoredPrompt, Sleeping
 from engine.sampling.vllm.places import Places
 from engine.sampling.vllm.prompt_budget import PromptBudget, Reservation
 from engine.sampling.vllm.prompt_probes import AT_ONCE, PromptProbes
 from engine.sampling.vllm.request import VllmRequest, check
 from engine.sampling.vllm.sequence import GENERATE, AdapterLost, VllmSequence
 from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.silence import SilenceWatch
 from engine.sampling.vllm.startup import check_server
 
 # The bare base is sampled through an adapter that changes nothing. Without it, a CPU build of vLLM answers requests for
@@ -66,7 +66,7 @@ class VllmReplica:
         self._prompts = PromptBudget(settings.prompt_tokens)
         self._watch: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
-        self._heard_at = 0.0
+        self._silence = SilenceWatch(self._http, settings, self._requests, self._aborts)
         self._longest = 0
         """Most tokens of a prompt and what is drawn after it; the server tells it at the start."""
         self._is_ready = False
@@ -98,13 +98,13 @@ class VllmReplica:
             if not warm:
                 self._is_ready = False
                 await self._http.close()
-        self._watch = asyncio.create_task(self._watch_over())
+        self._watch = asyncio.create_task(self._silence.run(self._closing))
 
     async def close(self) -> None:
         """See ``SamplerReplica.close``. The server keeps running, without this replica's sequences."""
         self._is_ready = False
         self._closing.set()
-        self._fail_all(EngineFailure("the sampler was closed before the request was done"))
+        self._silence.fail_all(EngineFailure("the sampler was closed before the request was done"))
         if self._watch is not None:
             await asyncio.wait([self._watch])
         tasks = [request.task for request in self._requests.values() if request.task is not None]
@@ -121,8 +121,7 @@ class VllmReplica:
         check(request, self._settings, self._longest)
         if request.request_id in self._requests:
             raise EngineFailure(f"request {request.request_id} is already being sampled")
-        running = self._requests[request.request_id] = VllmRequest(request, self._heard)
-        self._heard()
+        running = self._requests[request.request_id] = VllmRequest(request, self._silence.heard)
         running.task = asyncio.create_task(self._run(running))
         try:
             while (events := await running.stream.next()) is not None:
@@ -175,11 +174,12 @@ class VllmReplica:
         await self._operate("/wake_up", self._settings.load_deadline_s)
 
     async def health(self) -> ReplicaHealth:
-        """See ``SamplerReplica.health``. A server that listens while its engine hangs still counts as alive."""
+        """See ``SamplerReplica.health``. A server that listens while its engine hangs is alive."""
         requests = [request for request in self._requests.values() if request.is_live]
         running = sum(s.is_live and s.has_begun for request in requests for s in request.sequences)
         waiting = sum(not any(s.has_begun for s in request.sequences) for request in requests)
-        return ReplicaHealth(self._is_ready and await self._answers(), running, waiting, self._adapters.names())
+        is_alive = self._is_ready and await self._silence.answers()
+        return ReplicaHealth(is_alive, running, waiting, self._adapters.names(), hangs=self._silence.hangs)
 
     @property
     def settings(self) -> VllmSettings:
@@ -196,7 +196,7 @@ class VllmReplica:
             raise InvalidRequest(f"replica {self.name}: its server is not in development mode (VLLM_SERVER_DEV_MODE=1)")
         if not answer.ok:
             raise EngineFailure(f"replica {self.name} refused to change its state (status {answer.status})")
-        self._heard()
+        self._silence.restart()
 
     def _expect_aborts(self) -> None:
         for request in self._requests.values():
@@ -327,7 +327,8 @@ class VllmReplica:
     async def _post(self, body: dict[str, Any], held: AsyncExitStack) -> Answer:
         async with held:
             answer = await self._http.post(GENERATE, body, self._settings.longest_silence_s)
-            self._heard()
+            if answer.ok:
+                self._silence.heard()
             return answer
 
     async def _score_by_trainer(self, running: VllmRequest) -> PromptScored | None:
@@ -350,45 +351,3 @@ class VllmReplica:
                 return await self._forward.score(request.adapter, request.prompt, scoring, request.draws)
         finally:
             running.is_on_server = True
-            self._heard()
-
-    def _heard(self) -> None:
-        self._heard_at = time.monotonic()
-
-    async def _watch_over(self) -> None:
-        """Fail every outstanding request when a silent server does not answer a probe, or stays silent for too long."""
-        every_s = self._settings.probe_every_s
-        while not self._closing.is_set():
-            silent_s = time.monotonic() - self._heard_at
-            if silent_s >= every_s and any(request.is_on_server for request in self._requests.values()):
-                if not await self._answers():
-                    self._fail_all(EngineFailure(f"replica {self.name} does not answer any more"))
-                elif await self._is_paused():
-                    # The time an operator's pause takes is not silence, also when it ended just before the next probe.
-                    self._heard()
-                elif time.monotonic() - self._heard_at >= self._settings.longest_silence_s:
-                    self._fail_all(EngineFailure(f"replica {self.name} makes no tokens any more"))
-            try:
-                async with asyncio.timeout(every_s):
-                    await self._closing.wait()
-            except TimeoutError:
-                continue
-
-    def _fail_all(self, failure: EngineFailure) -> None:
-        for request in self._requests.values():
-            request.stream.end(failure)
-            if request.task is not None:
-                request.task.cancel()
-
-    async def _answers(self) -> bool:
-        try:
-            return (await self._http.get("/health", self._settings.health_deadline_s)).ok
-        except EngineFailure:
-            return False
-
-    async def _is_paused(self) -> bool:
-        try:
-            answer = await self._http.get("/is_paused", self._settings.health_deadline_s)
-            return answer.ok and self._http.decode(answer.body, Paused).is_paused
-        except EngineFailure:
-            return False

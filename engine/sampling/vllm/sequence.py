@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 import aiohttp
@@ -29,7 +30,8 @@ class AdapterLost(EngineFailure):
 class VllmSequence:
     """Sequence ``index`` of a request. Its events go to ``stream`` while ``is_muted`` is false.
 
-    ``topk``: number of likeliest tokens to report with each token. ``heard`` is called whenever the server sends data.
+    ``topk``: number of likeliest tokens to report with each token. ``heard`` is called whenever the server's
+    engine shows that it works.
     """
 
     def __init__(self, index: int, topk: int, stream: EventStream, heard: Callable[[], None]) -> None:
@@ -52,6 +54,10 @@ class VllmSequence:
         self._task: asyncio.Task[None] | None = None
         self._failure: WeftError | None = None
         self.is_sent = False
+        self.sent_at = 0.0
+        """Monotonic seconds when the request was last sent."""
+        self.heard_at = 0.0
+        """Monotonic seconds from which the sequence's silence counts."""
         self.is_muted = False
 
     @property
@@ -87,6 +93,7 @@ class VllmSequence:
         self._server_id = _ID_PREFIX + request_id
         self._on_first = on_first
         self.is_sent = True
+        self.sent_at = self.heard_at = monotonic()
         try:
             async with http.stream(GENERATE, {**body, "request_id": request_id}) as response:
                 if response.status != 200:
@@ -137,6 +144,13 @@ class VllmSequence:
             await asyncio.wait([self._task], timeout=aborts.deadline_s)
         self._stop()
 
+    async def lose(self, aborts: VllmAborts, failure: WeftError) -> None:
+        """Fail a sequence whose stream is silent, and abort it: the server may draw it still."""
+        with suppress(EngineFailure):
+            await aborts.ask(self._server_id)
+        if self.is_live:
+            self._fail(failure)
+
     async def _guard(self, drawing: Callable[["VllmSequence"], Awaitable[None]]) -> None:
         try:
             await drawing(self)
@@ -165,7 +179,6 @@ class VllmSequence:
     async def _read(self, http: VllmHttp, response: aiohttp.ClientResponse) -> None:
         lines = EventLines()
         async for data in response.content.iter_any():
-            self._heard()
             for payload in lines.feed(data):
                 if payload == b"[DONE]":
                     return
@@ -183,6 +196,10 @@ class VllmSequence:
         if chunk.usage is not None:
             self._last.append(PromptCached(chunk.usage.cached))
         for choice in chunk.choices:
+            if choice.finish_reason != "abort":
+                # The server's front ends an aborted sequence, also while the engine hangs.
+                self.heard_at = monotonic()
+                self._heard()
             tokens = self._new_tokens(choice)
             is_first = bool(tokens) and not self._tokens
             self._tokens += len(tokens)

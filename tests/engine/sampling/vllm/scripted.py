@@ -41,6 +41,8 @@ class ScriptedServer:
         self.late_lines: tuple[Line, ...] = ()
         """Lines for ``late_prompt`` instead of the last of ``lines``, sent once ``may_end`` is set."""
         self.may_end = asyncio.Event()
+        self.endless_prompt: list[int] = []
+        """Prompt whose stream brings token after token until the client closes it."""
         self.warm_lines: tuple[Line, ...] = (WARM, "[DONE]")
         """Lines for warm-up requests."""
         self.status = 200
@@ -166,6 +168,9 @@ class ScriptedServer:
             return web.json_response({"prompt_logprobs": scores})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
+        while body["token_ids"] == self.endless_prompt:
+            await response.write(b"data: " + _text(chunk(1)) + b"\n\n")
+            await asyncio.sleep(0.05)
         is_late = body["token_ids"] == self.late_prompt
         lines = self.warm_lines if is_warm_up else self.lines[:-1] if is_late else self.lines
         data = b"".join(b"data: " + _text(line) + b"\n\n" for line in lines)

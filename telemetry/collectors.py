@@ -17,9 +17,13 @@ class ReplicaState(Protocol):
     """State of a replica, as the router knows it."""
 
     sequences: int
-    is_alive: bool
     is_draining: bool
     is_asleep: bool | None
+
+    @property
+    def works(self) -> bool:
+        """True if the replica answers and is not known to draw nothing."""
+        ...
 
     @property
     def name(self) -> str:
@@ -40,7 +44,7 @@ class ReplicaCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the metrics of one scrape."""
         labels = ("base", "replica")
-        up = GaugeMetricFamily("weft_replica_up", "1 while the replica answers health checks.", labels=labels)
+        up = GaugeMetricFamily("weft_replica_up", "1 while the replica answers and draws.", labels=labels)
         draining = GaugeMetricFamily("weft_replica_draining", "1 while the replica gets no new samples.", labels=labels)
         asleep = GaugeMetricFamily(
             "weft_replica_asleep", "1 while the replica sleeps or its sleep state is unknown.", labels=labels
@@ -51,7 +55,7 @@ class ReplicaCollector(Collector):
         for base_model, replicas in self._sources:
             for one in replicas():
                 values = (base_label(base_model), replica_label(one.name, base_model))
-                up.add_metric(values, float(one.is_alive))
+                up.add_metric(values, float(one.works))
                 draining.add_metric(values, float(one.is_draining))
                 asleep.add_metric(values, float(one.is_asleep is not False))
                 load.add_metric(values, float(one.sequences))

@@ -46,7 +46,7 @@ def _collectors() -> list[Collector]:
     """Return collectors that each have something to show, so that each shows its labels."""
     telemetry = Telemetry.of("serve", utc_now)
     metrics = telemetry.metrics
-    replica = SimpleNamespace(name="vllm-0", sequences=0, is_alive=True, is_draining=False, is_asleep=False)
+    replica = SimpleNamespace(name="vllm-0", sequences=0, works=True, is_draining=False, is_asleep=False)
     metrics.queue_read([QueueState("sample", "base", 0, utc_now())])
     metrics.housekeeping_read([StepState("end-sessions", 0.0, utc_now(), None, None)])
     metrics.watch_pool(QueuePool(_connect))

@@ -31,7 +31,7 @@ class Replica:
 
     name: str
     sequences: int = 0
-    is_alive: bool = True
+    works: bool = True
     is_draining: bool = False
     is_asleep: bool | None = False
 
@@ -89,7 +89,7 @@ def test_a_queue_that_drains_is_shown_as_empty_and_one_that_is_unknown_not_at_al
 def test_replicas_are_shown_as_they_are_when_asked(metrics: Metrics) -> None:
     replicas = [Replica("vllm-0"), Replica("vllm-1", sequences=3)]
     metrics.watch_replicas("org/name", lambda: replicas)
-    replicas[0].is_alive = False
+    replicas[0].works = False
     replicas[1].is_draining = True
     value = metrics.registry.get_sample_value
     assert value("weft_replica_up", {"base": "org/name", "replica": "vllm-0"}) == 0

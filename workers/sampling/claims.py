@@ -312,8 +312,8 @@ class SampleClaims:
         """State of this process, by its replicas."""
         if self._router.takes_work:
             return PoolState.WORKING
-        is_alive = any(routed.is_alive for routed in self._router.replicas)
-        return PoolState.DRAINED if is_alive else PoolState.NO_REPLICA
+        works = any(routed.works for routed in self._router.replicas)
+        return PoolState.DRAINED if works else PoolState.NO_REPLICA
 
     def _free(self, tenant: TenantId) -> None:
         self._held[tenant] -= 1
@@ -328,7 +328,7 @@ class SampleClaims:
 
 
 def _told(routed: RoutedReplica) -> ToldReplica:
-    if not routed.is_alive:
+    if not routed.works:
         condition = ReplicaCondition.DOWN
     elif routed.is_asleep:
         condition = ReplicaCondition.ASLEEP

@@ -35,6 +35,8 @@ class _Question:
 
     operation: ReadyOperation
     sequences: int
+    failed_on: Sequence[str] = ()
+    """See ``Router.choose``."""
     attempt: Attempt | None = None
     """Attempt that the round has started for the sample."""
     is_cancelled: bool = False
@@ -70,10 +72,16 @@ class Dispatcher:
         self._rounds: Batcher[_Question, _Answer] = Batcher(self._round)
 
     async def dispatch(
-        self, operation: ReadyOperation, sequences: int, *, waiting: Waiting | None = None
+        self,
+        operation: ReadyOperation,
+        sequences: int,
+        *,
+        waiting: Waiting | None = None,
+        failed_on: Sequence[str] = (),
     ) -> Attempt | None:
         """Mark the sample as in flight on a replica that takes it, and return its attempt.
 
+        ``failed_on``: replicas on which its last attempts failed, see ``Router.choose``.
         A sample behind a closed gate waits inside ``waiting()``. Without ``waiting`` it does not wait: ``HeldBack`` is raised.
 
         Return None when an ``abort`` gate closed between two attempts of a sample that was in flight. The sample then
@@ -82,7 +90,7 @@ class Dispatcher:
         """
         was_in_flight, pause = False, _FIRST_PAUSE_SECONDS
         while True:
-            answer = await self._ask(_Question(operation, sequences))
+            answer = await self._ask(_Question(operation, sequences, failed_on))
             was_in_flight = was_in_flight or answer.was_in_flight
             attempt, run = answer.attempt, answer.run
             if answer.entry is Entry.LOCKED:
@@ -179,4 +187,4 @@ class Dispatcher:
     def _start(self, question: _Question, source: WeightSource | NotFound | None) -> Attempt | None:
         if not isinstance(source, WeightSource):
             return None
-        return self._attempts.start(question.operation, question.sequences, source)
+        return self._attempts.start(question.operation, question.sequences, source, question.failed_on)

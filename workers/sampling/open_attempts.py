@@ -1,6 +1,6 @@
 """Set of one process's attempts (tries to draw a sample on a replica) that have not ended, and their load on replicas."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from contracts.ledger_records import ReadyOperation
 from workers.sampling.attempt import Attempt, AttemptState
@@ -21,14 +21,16 @@ class OpenAttempts:
         """Iterate over a copy: attempts may start and end meanwhile."""
         return iter(list(self._attempts))
 
-    def start(self, operation: ReadyOperation, sequences: int, source: WeightSource) -> Attempt | None:
+    def start(
+        self, operation: ReadyOperation, sequences: int, source: WeightSource, failed_on: Sequence[str] = ()
+    ) -> Attempt | None:
         """Choose a replica, count ``sequences`` as its load and add an attempt on it.
 
         The attempt is added before the sample is in flight, so a gate that closes from now on finds it. Return None
         when a gate before the sample is closed or no replica takes work.
         """
         is_closed = self._gate_cache.closed_before(source.run, operation.tenant)
-        routed = None if is_closed else self._router.choose(affinity_of(operation), source.name)
+        routed = None if is_closed else self._router.choose(affinity_of(operation), source.name, failed_on)
         if routed is None:
             return None
         # Counted at once, because the next choice of the same round must see the load.

@@ -3,10 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from uuid import uuid4
+
+import numpy as np
 
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.sampling.handshake import Handshake
-from engine.sampling.replica import SamplerReplica
+from engine.sampling.replica import GenerateRequest, SamplerReplica
 from store.repeat import repeat, wait_for_any
 from tenants.replica_directives import ReplicaDirective, StandingDirective
 from workers.sampling.replica_sources import ReplicaSource
@@ -21,6 +25,8 @@ WATCH_SECONDS = 2.0
 """Seconds between two looks at a replica's health."""
 MISSED_LOOKS = 3
 """Looks in a row without an answer after which a replica is started again."""
+PROBE_SECONDS = 10.0
+"""Longest wait for the token by which a doubtful replica shows that it draws."""
 _MOST_DOUBLINGS = 10
 """Most doublings of the pause: a float has room for a thousand, and a server may be away for longer."""
 _LONGEST_PAUSE_SECONDS = 60.0
@@ -153,13 +159,28 @@ class _ReplicaWatch:
         routed = self._router.find(self.name)
         if routed is not None:
             await self._router.check(routed)
-            self._missed = 0 if routed.is_alive else self._missed + 1
+            if routed.is_alive and routed.is_doubtful and routed.is_asleep is False:
+                await self._probe(routed)
+            self._missed = 0 if routed.works else self._missed + 1
             if self._missed < MISSED_LOOKS:
                 await self._follow_directive(routed)
                 return
-            log.warning("replica %s does not answer; starting it again", self.name)
+            trouble = "fails or hangs" if routed.is_alive else "does not answer"
+            log.warning("replica %s %s; starting it again", self.name, trouble)
             await routed.replica.close()
         await self._restart()
+
+    async def _probe(self, routed: RoutedReplica) -> None:
+        """Have the replica draw a token of the bare base, and record whether it does."""
+        request = GenerateRequest(f"probe-{uuid4().hex}", np.array([0, 0]), (None,), max_tokens=1)
+        is_failing = True
+        try:
+            async with asyncio.timeout(PROBE_SECONDS), aclosing(routed.replica.generate(request)) as batches:
+                async for _ in batches:
+                    is_failing = False
+        except (WeftError, TimeoutError) as failure:
+            log.warning("replica %s draws nothing: %r", self.name, failure)
+        self._router.note_drawing(routed, is_failing=is_failing)
 
     async def _restart(self) -> None:
         # Set before the start, so that both hold however the start fails.

@@ -17,12 +17,14 @@ from hashlib import blake2b
 from contracts.ids import RunId
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import SampleRequest
-from engine.sampling.replica import SamplerReplica
+from engine.sampling.replica import ReplicaHealth, SamplerReplica
 
 LOAD_FACTOR = 1.25
 """Bound of a replica's load, as a multiple of the mean load. Above it a session's samples go to another replica."""
 HOME_SEQUENCES = 8
 """Load up to which a replica takes the turns of its trajectories, whatever the mean load is: so few share a step cheaply."""
+DOUBTFUL_FAILURES = 4
+"""Failures in a row after which a replica is doubtful. It stays in use till it draws no probe: one tenant may cause them all."""
 _REMEMBERED_ADAPTERS = 256
 
 
@@ -53,6 +55,10 @@ class RoutedReplica:
     sequences: int = 0
     """Sequences that this process has on the replica now."""
     is_alive: bool = True
+    is_failing: bool = False
+    """True while the replica answers and draws nothing. It takes no work until it has drawn a token."""
+    failures: int = 0
+    """Attempts of any samples in a row that have failed there without a token."""
     is_draining: bool = False
     is_asleep: bool | None = False
     """None: unknown, because the replica has not answered a directive or its server was away."""
@@ -69,7 +75,17 @@ class RoutedReplica:
     @property
     def takes_work(self) -> bool:
         """True if new samples may go to the replica."""
-        return self.is_alive and not self.is_draining
+        return self.works and not self.is_draining
+
+    @property
+    def works(self) -> bool:
+        """True if the replica answers and is not known to draw nothing."""
+        return self.is_alive and not self.is_failing
+
+    @property
+    def is_doubtful(self) -> bool:
+        """True if the replica should be seen to draw a token."""
+        return self.is_failing or self.failures >= DOUBTFUL_FAILURES
 
     def note(self, adapter: str | None, run: RunId | None) -> None:
         """Remember ``adapter``, a version of ``run``, as the latest that was asked for on the replica; None does nothing."""
@@ -97,19 +113,25 @@ class Router:
         routed.is_asleep = routed.cannot_sleep = False
         routed.is_draining = is_draining
         routed.adapters.clear()
+        self.note_drawing(routed, is_failing=False)
         self.mark(routed, is_alive=True)
 
     def find(self, name: str) -> RoutedReplica | None:
         """Return the replica called ``name``."""
         return next((routed for routed in self.replicas if routed.name == name), None)
 
-    def choose(self, affinity: Affinity, adapter: str | None) -> RoutedReplica | None:
+    def choose(self, affinity: Affinity, adapter: str | None, failed_on: Sequence[str] = ()) -> RoutedReplica | None:
         """Return a replica for the next sample of ``affinity``, whose key is any text, "" and "0" too.
 
+        ``failed_on``: replicas on which the sample's last attempts failed, the last one last. The others come before them.
         Return None when no replica takes work.
         """
         open_ones = [routed for routed in self.replicas if routed.takes_work]
-        return _best(open_ones, affinity, adapter) if open_ones else None
+        if not open_ones:
+            return None
+        places = {name: place for place, name in enumerate(failed_on)}
+        first = min(places.get(routed.name, -1) for routed in open_ones)
+        return _best([routed for routed in open_ones if places.get(routed.name, -1) == first], affinity, adapter)
 
     @property
     def takes_work(self) -> bool:
@@ -129,9 +151,13 @@ class Router:
         """Take ``sequences`` that have ended off the replica's load."""
         routed.sequences -= sequences
 
-    async def check(self, routed: RoutedReplica) -> None:
-        """Ask for the replica's health and mark it."""
-        self.mark(routed, is_alive=(await routed.replica.health()).alive)
+    async def check(self, routed: RoutedReplica) -> ReplicaHealth:
+        """Ask for the replica's health, mark it and return its health."""
+        health = await routed.replica.health()
+        self.mark(routed, is_alive=health.alive)
+        if health.hangs:
+            self.note_drawing(routed, is_failing=True)
+        return health
 
     def mark(self, routed: RoutedReplica, *, is_alive: bool) -> None:
         """Record whether the replica answers. Forget the adapters of one that comes back, since it may have restarted."""
@@ -140,6 +166,14 @@ class Router:
             routed.is_asleep = None if routed.is_asleep else routed.is_asleep
         routed.is_alive = is_alive
         self._announce()
+
+    def note_drawing(self, routed: RoutedReplica, *, is_failing: bool) -> None:
+        """Record whether the replica has drawn a token or should have."""
+        if not is_failing:
+            routed.failures = 0
+        if routed.is_failing != is_failing:
+            routed.is_failing = is_failing
+            self._announce()
 
     def drain(self, routed: RoutedReplica, *, is_draining: bool) -> None:
         """Stop giving the replica new samples, or start again."""

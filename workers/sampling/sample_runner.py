@@ -46,8 +46,10 @@ class History:
     """Monotonic seconds."""
     attempts: int = 0
     replicas: list[str] = field(default_factory=list)
+    failed_on: list[str] = field(default_factory=list)
+    """Replicas on which the last attempts failed, the last one last."""
     deaths: int = 0
-    """Replicas that died while they drew the sample."""
+    """Replicas that died or hung while they drew the sample."""
     decode_seconds: float = 0.0
     first_publication: int | None = None
     """Publication that the sample's first token was drawn from; None before the first attempt, or if it is not known."""
@@ -64,6 +66,12 @@ class History:
         self.attempts += 1
         if attempt.routed.name not in self.replicas[-1:]:
             self.replicas.append(attempt.routed.name)
+
+    def note_failure(self, attempt: Attempt, failure: EngineFailure | None) -> None:
+        """Remember the attempt's replica if it failed there, and forget all replicas if it did not fail."""
+        self.failed_on = [*(name for name in self.failed_on if name != attempt.routed.name), attempt.routed.name]
+        if failure is None:
+            self.failed_on = []
 
     def take_up(self, progress: SampleProgress) -> None:
         """Go on from what another process has saved."""
@@ -154,7 +162,9 @@ class SampleRunner:
                 # A sample that has tokens waits here for its gate: saving them takes a write.
                 may_wait = continuation.made and not is_suspect
                 waiting = partial(self._claims.waiting, operation) if may_wait else None
-                attempt = await self._dispatcher.dispatch(operation, continuation.unfinished, waiting=waiting)
+                attempt = await self._dispatcher.dispatch(
+                    operation, continuation.unfinished, waiting=waiting, failed_on=history.failed_on
+                )
             if attempt is None:
                 continuation.abandon()
                 break
@@ -173,19 +183,33 @@ class SampleRunner:
                 if not continuation.finished:
                     continue
             if not continuation.finished:
-                if failure is None and not attempt.is_cut:
-                    failure = EngineFailure("the replica ended a sequence before its time")
-                if failure is not None:
-                    self._telemetry.cut("replica")
-                    await self._recover(attempt, history)
-                pause = patience.pause_after(failure, made=continuation.made - history.made_before)
-                if pause > 0:
-                    await asyncio.sleep(pause)
+                await self._follow(attempt, failure, continuation, history, patience)
 
     async def settle(self) -> None:
         """Wait until no sample is marked or updated in flight any more. Call it once every ``run`` has ended."""
         await self._rows.settle()
         await self._dispatcher.settle()
+
+    async def _follow(
+        self,
+        attempt: Attempt,
+        failure: EngineFailure | None,
+        continuation: Continuation,
+        history: History,
+        patience: RetryPatience,
+    ) -> None:
+        """Do what an attempt that was not the last one asks for, and pause after a failure. Raises as ``pause_after``."""
+        if failure is None and not attempt.is_cut:
+            failure = EngineFailure("the replica ended a sequence before its time")
+        made = continuation.made - history.made_before
+        history.note_failure(attempt, failure)
+        if failure is not None:
+            self._telemetry.cut("replica")
+            attempt.routed.failures += not made
+            await self._recover(attempt, history)
+        pause = patience.pause_after(failure, made=made)
+        if pause > 0:
+            await asyncio.sleep(pause)
 
     async def _attempt(self, attempt: Attempt, continuation: Continuation, history: History) -> EngineFailure | None:
         """Stream the attempt and end it. Return and raise as ``_stream``, and raise ``StaleSample``."""
@@ -220,6 +244,8 @@ class SampleRunner:
             nonlocal counted
             made = continuation.made
             drawn, counted = made - counted, made
+            if drawn:
+                self._router.note_drawing(attempt.routed, is_failing=False)
             self._telemetry.drawn(attempt.operation, drawn)
             self._publish(attempt, continuation, history, drawn)
 
@@ -235,11 +261,11 @@ class SampleRunner:
     async def _recover(self, attempt: Attempt, history: History) -> None:
         """Check the replica of a sample that failed there, and delete the sample's in-flight row.
 
-        If the replica is dead, an attempt is counted. Raises ``ProcessMustEnd``: the row stays then, and the process's end
-        counts the attempt.
+        If the replica is dead or hangs, an attempt is counted. Raises ``ProcessMustEnd``: the row stays then, and the
+        process's end counts the attempt.
         """
-        await self._router.check(attempt.routed)
-        if attempt.routed.is_alive:
+        health = await self._router.check(attempt.routed)
+        if health.alive and not health.hangs:
             await self._rows.clear_one(attempt.operation)
             return
         await self._rows.clear_after_death(attempt.operation)

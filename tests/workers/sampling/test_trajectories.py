@@ -104,3 +104,17 @@ def test_a_prefix_is_worth_more_than_a_loaded_adapter(fresh: Router) -> None:
     holder.note("version", None)
     assert {home(fresh, turn(CAT, None, lane=key), "version") for key in KEYS} == {"b"}
     assert {home(fresh, turn(CAT, key), "version") for key in KEYS} == set(REPLICAS)
+
+
+def test_a_sample_that_fails_tries_the_replicas_in_turn(fresh: Router) -> None:
+    """Where it has not failed first, then where it failed longest ago. A neighbour keeps its home."""
+    mine, beside = affinity_of(turn(CAT, "mine")), affinity_of(turn(DOG, "beside"))
+    neighbours = fresh.choose(beside, None)
+    tried: list[str] = []
+    for _ in range(2 * len(REPLICAS)):
+        routed = fresh.choose(mine, None, tried[-len(REPLICAS) :])
+        assert routed is not None
+        tried.append(routed.name)
+    assert set(tried[: len(REPLICAS)]) == set(REPLICAS)
+    assert tried[len(REPLICAS) :] == tried[: len(REPLICAS)]
+    assert fresh.choose(beside, None) is neighbours

@@ -2,8 +2,8 @@
 
 Tenants take turns by tokens (``engine.sampling.seats``). A process takes only what can run now: nothing while no replica
 takes work or the base's gate is closed, and no sample that its adapter's closed gate holds. A sample that turns out not to
-run is given back. Only one that has tokens waits here for its gate, and takes no room meanwhile. Without a replica that too is
-given back, with its tokens.
+run is given back. Only one that has tokens waits here for its gate, and takes no room meanwhile. Without a replica, or without
+room for it once the gate opens, that too is given back, with its tokens.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from time import monotonic
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.errors import EngineFailure
+from contracts.errors import EngineFailure, Unavailable
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import ReadyOperation
 from engine.round_robin import Fairness
@@ -68,6 +68,13 @@ class _Return:
     gate: RunId | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """Room that a sample takes again, whose tokens were charged when it was claimed."""
+
+    cost: int = 1
+
+
 class SampleClaims:
     """Claims of one base model's samples by this process. Used from one event loop."""
 
@@ -83,6 +90,8 @@ class SampleClaims:
         self._held: Counter[str] = Counter()
         """Room that each tenant's samples fill."""
         self._costs: dict[RequestId, int] = {}
+        self._waiting: set[RequestId] = set()
+        """Samples that take no room, from when they begin to wait here until they go on or have ended."""
         self._unread: set[RequestId] = set()
         """Samples that are claimed and whose payloads could not be read."""
         self._gate_of: dict[str, RunId] = {}
@@ -196,18 +205,43 @@ class SampleClaims:
 
     def ended(self, operation: ReadyOperation, *, tokens: int) -> None:
         """Free the room of a sample that has ended or was given back; ``tokens`` are those that it took."""
-        self._free(operation.tenant)
+        if operation.id in self._waiting:
+            self._waiting.remove(operation.id)
+        else:
+            self._free(operation.tenant)
         cost = self._costs.pop(operation.id, 0)
         self._fairness = self._fairness.credit(operation.tenant, cost - tokens)
 
+    def claimed_twice(self, operation: ReadyOperation) -> None:
+        """Free the room that a second claim of a sample takes, which this process works on."""
+        self._free(operation.tenant)
+        self._fairness = self._fairness.credit(operation.tenant, self._costs.get(operation.id, 0))
+
+    @property
+    def may_wait(self) -> bool:
+        """True if a sample may wait here: the memory of those that do is bounded."""
+        return len(self._waiting) < self._seats.total
+
     @contextmanager
     def waiting(self, operation: ReadyOperation) -> Iterator[None]:
-        """Free the room of a sample inside the block, in which it waits. It takes room again even if there is none."""
+        """Free the room of a sample inside the block, in which it waits for its gate. It takes room again as a claim does.
+
+        Raises ``HeldBack`` after the block if its tenant may have no more room: the sample waits in the ledger for its turn.
+        """
         self._free(operation.tenant)
+        self._waiting.add(operation.id)
         try:
             yield
-        finally:
-            self._held[operation.tenant] += 1
+        except Unavailable as outage:
+            # Repeated from the beginning, the sample would be drawn without room.
+            raise HeldBack from outage
+        tenant: str = operation.tenant
+        shares = {tenant: operation.share}
+        given, _ = hand_out({tenant: [_Seat()]}, self._held, Fairness(), seats=self._seats, shares=shares)
+        if not given:
+            raise HeldBack
+        self._waiting.remove(operation.id)
+        self._held[operation.tenant] += 1
 
     async def give_back(self, operation: ReadyOperation, gate: RunId | None) -> None:
         """Return a claimed sample to the ledger, held by ``gate`` if that is given. Samples of one moment share a transaction."""

@@ -160,7 +160,7 @@ class SampleRunner:
             attempt = self._swap.resume(operation, continuation.unfinished, newer) if newer is not None else None
             if attempt is None:
                 # A sample that has tokens waits here for its gate: saving them takes a write.
-                may_wait = continuation.made and not is_suspect
+                may_wait = continuation.made and not is_suspect and self._claims.may_wait
                 waiting = partial(self._claims.waiting, operation) if may_wait else None
                 attempt = await self._dispatcher.dispatch(
                     operation, continuation.unfinished, waiting=waiting, failed_on=history.failed_on

@@ -247,7 +247,7 @@ class SamplingWorker:
             for operation in operations:
                 if operation.id in self._in_flight and operation.id not in self._leaving:
                     # Taken from this process while it was cut off from the database.
-                    self._claims.ended(operation, tokens=0)
+                    self._claims.claimed_twice(operation)
                     continue
                 with working_on(operation):
                     # The task keeps the context that it begins in.

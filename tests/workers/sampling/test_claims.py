@@ -39,7 +39,7 @@ from tests.workers.runtimes import make_runtime
 from tests.workers.sampling.bare_samples import SECONDS, make_drawer, make_sampling
 from workers.leases.pools import PoolHeartbeat
 from workers.leases.processes import new_identity, remove_processes
-from workers.sampling.claims import SampleClaims
+from workers.sampling.claims import HeldBack, SampleClaims
 from workers.sampling.gate_cache import GateCache
 from workers.sampling.router import Router
 
@@ -237,6 +237,35 @@ async def test_a_paused_adapters_samples_take_no_room_and_come_back_once_it_is_o
     await pools.resume()
     await pools.two.claims.release_open()
     assert pools.counts(await pools.two.claim())["paused"] >= ROOM - 2
+
+
+async def test_samples_take_room_after_a_wait_as_they_do_when_claimed(pools: Pools) -> None:
+    """A flood fills the room, waits at closed gates, and fills it again; then all its gates open. A neighbour has room."""
+    claims, gone_on, given_back = pools.one.claims, [], []
+    await pools.send("flood", 4 * ROOM)
+    waits = []
+    for _ in range(4):
+        for operation in await pools.one.claim():
+            wait = claims.waiting(operation)
+            wait.__enter__()
+            waits.append((operation, wait))
+    assert not claims.may_wait
+    for operation, wait in waits:
+        try:
+            wait.__exit__(None, None, None)
+            gone_on.append(operation)
+        except HeldBack as held:
+            await claims.give_back(operation, held.gate)
+            claims.ended(operation, tokens=0)
+            given_back.append(operation.id)
+    assert 0 < len(gone_on) < ROOM
+    await pools.send("neighbour", 1)
+    assert pools.counts(await pools.one.claim()) == {"neighbour": 1}
+    assert {one.id for one in await pools.two.claim()} <= set(given_back)
+    for operation in gone_on:
+        claims.ended(operation, tokens=0)
+    assert claims.may_wait
+    assert pools.counts(await pools.one.claim())["flood"] == len(gone_on)
 
 
 async def test_an_open_gate_is_found_behind_very_many_that_stay_closed(

@@ -107,7 +107,7 @@ def test_a_prefix_is_worth_more_than_a_loaded_adapter(fresh: Router) -> None:
 
 
 def test_a_sample_that_fails_tries_the_replicas_in_turn(fresh: Router) -> None:
-    """Where it has not failed first, then where it failed longest ago. A neighbour keeps its home."""
+    """Replicas where it has not failed come first, then the one where it failed longest ago. A neighbour keeps its home."""
     mine, beside = affinity_of(turn(CAT, "mine")), affinity_of(turn(DOG, "beside"))
     neighbours = fresh.choose(beside, None)
     tried: list[str] = []

@@ -57,7 +57,7 @@ async def test_requests_that_arrive_are_no_sign_of_the_engine(
 
 
 async def test_a_lost_stream_fails_while_others_are_drawn(scripted: ScriptedServer, client: Client, world: Any) -> None:
-    """It is aborted too: the server may draw it still."""
+    """The sequence is aborted too: the server may draw it still."""
     scripted.lines, scripted.late_prompt = GOOD[:-1], MINE
     running = client.start(MINE, world.bare, GREEDY)
     await running.reached(1)

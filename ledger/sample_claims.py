@@ -12,15 +12,30 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import inf
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Double, FromClause, Select, bindparam, func, literal, select, true, update
+from sqlalchemy import (
+    ColumnElement,
+    Double,
+    FromClause,
+    Select,
+    Table,
+    bindparam,
+    delete,
+    exists,
+    func,
+    literal,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import RequestId, RunId, TenantId
 from ledger.statements import operations, tenants
 from store.batcher import few_lengths
 from store.pending_operations import IS_HELD, IS_PENDING, IS_SAMPLE, pending_sample
+from store.tables import SampleInFlight
 from tenants.budgets import budget_keys, is_spent_for
 from tenants.rate_lines import is_held, next_of_lines
 from tenants.rates import COLUMNS, Meter, rate_joined, rates, seconds_to_wait
@@ -163,6 +178,23 @@ _RETURN_STRAYS = (
     .values(taken_by=None)
 )
 
+_in_flight = cast(Table, SampleInFlight.__table__)
+# Skips locked rows: the transaction that holds the lock is about to delete or to replace the row.
+_CLEAR_ENDED = (
+    delete(_in_flight)
+    .where(
+        _in_flight.c.operation_id.in_(
+            select(_in_flight.c.operation_id)
+            .where(
+                _in_flight.c.process == bindparam("process"),
+                ~exists().where(operations.c.id == _in_flight.c.operation_id, IS_PENDING),
+            )
+            .with_for_update(skip_locked=True)
+        )
+    )
+    .returning(_in_flight.c.operation_id)
+)
+
 _RETURN_OF = (
     update(operations)
     .where(IS_PENDING, IS_SAMPLE, operations.c.taken_by.in_(bindparam("processes", expanding=True)))
@@ -242,6 +274,11 @@ async def hold_waiting(transaction: AsyncSession, ids: Sequence[RequestId], gate
 async def return_strays(transaction: AsyncSession, *, process: str, but: Collection[str]) -> None:
     """Return the samples that ``process`` has claimed, except ``but``."""
     await transaction.execute(_RETURN_STRAYS, {"process": process, "but": list(but) or [""]})
+
+
+async def clear_ended_in_flight(transaction: AsyncSession, *, process: str) -> bool:
+    """Delete the in-flight rows of ``process`` whose samples have ended. Return whether there were any."""
+    return bool((await transaction.execute(_CLEAR_ENDED, {"process": process})).scalars().all())
 
 
 async def return_samples_of(transaction: AsyncSession, processes: Sequence[str]) -> None:

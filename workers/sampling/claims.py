@@ -28,6 +28,7 @@ from ledger.sample_claims import (
     WaitingSample,
     WaitingSamples,
     claim_samples,
+    clear_ended_in_flight,
     gates_that_hold,
     give_back,
     hold_waiting,
@@ -36,7 +37,7 @@ from ledger.sample_claims import (
     waiting_samples,
 )
 from ledger.statements import MAX_READY
-from ledger.wakeups import sampling_topic
+from ledger.wakeups import cleared_samples_topic, sampling_topic
 from store.batcher import Batcher
 from store.tables import PoolState, ReplicaCondition
 from tenants.worker_standings import ToldReplica
@@ -282,16 +283,22 @@ class SampleClaims:
         return float("inf") if left is None else left + _AFTER_EXPIRY_SECONDS
 
     async def sweep(self, known: Collection[str]) -> None:
-        """Return the samples that the ledger says this process has claimed, except ``known``.
+        """Return the samples that the ledger says this process has claimed, except ``known``. Clear rows of ended ones.
 
         - Claims that were committed although the process saw the transaction fail, as when the database goes away during the
           commit.
+        - In-flight rows that were committed although the process saw the transaction fail, of samples that have ended since:
+          pauses would wait for them.
         - Samples whose payloads could not be read. They rest till here: claimed again at once, they would fail again.
         """
         unread = sorted(self._unread)
         if not self._runtime.database.has_one_service:
             async with self._runtime.database.write() as transaction:
                 await return_strays(transaction, process=self._process, but=known)
+            async with self._runtime.database.write() as transaction:
+                if await clear_ended_in_flight(transaction, process=self._process):
+                    topic = cleared_samples_topic(self._base_model)
+                    self._runtime.wakeups.announce_after_commit(transaction, topic)
         elif unread:
             # A commit to SQLite has failed or has not: nothing else strays.
             async with self._runtime.database.write() as transaction:

@@ -5,7 +5,7 @@ a run, share a round with one transaction. The transaction's statements are a la
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -156,6 +156,7 @@ class Dispatcher:
                 marked = {attempt for attempt, entry in entries.items() if entry is Entry.IN_FLIGHT}
                 waiting = [question.operation for question in questions if question.attempt not in marked]
                 cleared = await self._rows.clear(transaction, waiting)
+            await self._clear_cancelled(question for question in questions if question.attempt in marked)
             is_done = True
         finally:
             for attempt in started:
@@ -165,6 +166,13 @@ class Dispatcher:
             self._answer(question, source, entries, was_in_flight=question.operation.id in cleared)
             for question, source in zip(questions, sources, strict=True)
         ]
+
+    async def _clear_cancelled(self, marked: Iterable[_Question]) -> None:
+        """Delete the rows of samples that their callers have given up: a caller may have deleted its row before the commit."""
+        given_up = [question.operation for question in marked if question.is_cancelled]
+        if given_up:
+            async with self._database.write() as transaction:
+                await self._rows.clear(transaction, given_up)
 
     def _answer(
         self,

@@ -25,10 +25,11 @@ from engine.model.base import BaseModel
 from engine.sampling.vllm.replica import VllmReplica
 from engine.sampling.vllm.settings import VllmSettings
 from ledger.runtime import Runtime
+from ledger.wakeups import cleared_samples_topic
 from store.clock import utc_now
 from store.database import Database, create_engine
 from store.database_clock import database_now
-from store.tables import Operation, PoolState, ProcessKind, ReplicaCondition, WorkerProcess
+from store.tables import Operation, PoolState, ProcessKind, ReplicaCondition, SampleInFlight, WorkerProcess
 from tenants.gates import GateMode, Pause, pause_gate, resume_gate
 from tenants.limits import set_tenant
 from tenants.tenant_names import create_tenant
@@ -266,6 +267,27 @@ async def test_samples_take_room_after_a_wait_as_they_do_when_claimed(pools: Poo
         claims.ended(operation, tokens=0)
     assert claims.may_wait
     assert pools.counts(await pools.one.claim())["flood"] == len(gone_on)
+
+
+async def test_a_sweep_clears_the_rows_of_this_processs_ended_samples(pools: Pools) -> None:
+    if pools.runtime.database.has_one_service:
+        pytest.skip("a commit to SQLite has failed or has not")
+    await pools.send("cats", 2)
+    await pools.send("dogs", 1)
+    claimed = await pools.one.claim()
+    ended = next(one for one in claimed if one.tenant == pools.tenants["cats"])
+    here, other = (pool.claims.heartbeat.identity.id for pool in (pools.one, pools.two))
+    async with pools.runtime.database.write() as transaction:
+        await transaction.execute(update(Operation).where(Operation.id == ended.id).values(state=OperationState.FAILED))
+        for id, process in (*((one.id, here) for one in claimed), ("another's", other)):
+            row = {"tenant_id": ended.tenant, "base_model": BASE, "replica": "a", "since": utc_now()}
+            transaction.add(SampleInFlight(operation_id=id, process=process, **row))
+    with pools.runtime.wakeups.listen(cleared_samples_topic(BASE)) as cleared:
+        await pools.one.claims.sweep([one.id for one in claimed])
+        await asyncio.wait_for(cleared.wait(), SECONDS)
+    async with pools.runtime.database.read() as session:
+        left = set(await session.scalars(select(SampleInFlight.operation_id)))
+    assert left == {one.id for one in claimed} - {ended.id} | {"another's"}
 
 
 async def test_an_open_gate_is_found_behind_very_many_that_stay_closed(

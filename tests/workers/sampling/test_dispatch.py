@@ -329,6 +329,32 @@ async def test_a_sample_that_is_given_up_in_its_round_leaves_no_attempt(dispatch
     assert set(dispatches.attempts) == {attempt}
 
 
+async def test_a_sample_that_is_given_up_while_its_round_runs_leaves_no_row(
+    dispatches: Dispatches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pauses of its run would wait for the row. A neighbour's sample of the same round goes to its replica."""
+    cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
+    is_marked, may_commit, mark = asyncio.Event(), asyncio.Event(), InFlightRows.mark
+
+    async def mark_slowly(rows: InFlightRows, *asked: Any) -> Any:
+        found = await mark(rows, *asked)
+        is_marked.set()
+        await may_commit.wait()
+        return found
+
+    monkeypatch.setattr(InFlightRows, "mark", mark_slowly)
+    given_up = asyncio.create_task(dispatcher.dispatch(cat.sample(), 1))
+    kept = asyncio.create_task(dispatcher.dispatch(dog.sample(), 1))
+    async with asyncio.timeout(SECONDS):
+        await is_marked.wait()
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        may_commit.set()
+        assert set(dispatches.attempts) == {await kept}
+        await dispatches.settle()
+    assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (0, 1)
+
+
 async def test_after_settling_nothing_is_noted_for_a_process_that_stops(dispatches: Dispatches) -> None:
     """A round goes on when all its samples are given up: notes that came later would be of a process that is gone."""
     cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher

@@ -35,4 +35,4 @@ class EndableResponse(Response):
         try:
             await self._response(scope, receive, send_unless_ended)
         except* BrokenOff:
-            log.info("an answer was broken off: its key or its web session has ended")
+            log.info("an answer was broken off: its key or its web session has ended, or its tenant is blocked")

@@ -19,6 +19,7 @@ from ledger.runtime import Runtime
 from ledger.token_feed import TokensMade
 from ledger.wakeups import operation_topic, saved_tokens_topic, unsaved_tokens_topic
 from store.repeat import wait_for
+from tenants.rights import blocked
 from tenants.sample_progress import complete_progress
 from tenants.sessions import keep_session_alive
 
@@ -116,7 +117,10 @@ class FollowedSample:
         self._runtime.wakeups.announce(saved_tokens_topic(self.request_id))
 
     async def status(self) -> OperationStatus:
-        """Wait for the end of the sample and return its final status. Raises ``Unavailable`` when this process ends first."""
+        """Wait for the end of the sample and return its final status.
+
+        Raises ``Unavailable`` when this process ends first, ``Suspended`` when the tenant is blocked first.
+        """
         status = await asyncio.shield(self._ending)
         if status.state is OperationState.PENDING:
             raise Unavailable("this server is ending; send the request again, and it finds its sample")
@@ -168,7 +172,7 @@ def _followed(
     request_id: RequestId,
     queue: "asyncio.Queue[Sequence[TokensMade]]",
 ) -> Iterator[FollowedSample]:
-    ending = asyncio.create_task(_final(services.runtime, submission, request_id))
+    ending = asyncio.create_task(_final_unless_blocked(services, submission, request_id))
     # An empty part wakes the reader of the queue when the sample ends.
     ending.add_done_callback(lambda _: queue.put_nowait(()))
     sample = FollowedSample(services.runtime, submission, request_id, queue, ending)
@@ -176,7 +180,7 @@ def _followed(
     try:
         yield sample
     finally:
-        if not ending.done():
+        if not ending.done() or ending.exception() is not None:
             _leave(services, [submission], [request_id])
         ending.cancel()
         handing_over.cancel()
@@ -185,6 +189,22 @@ def _followed(
 def _leave(services: ApiServices, submissions: Sequence[SampleSubmission], accepted: Sequence[RequestId]) -> None:
     for one, request_id in zip(submissions, accepted, strict=True):
         services.departures.left(one.key, one.tenant, request_id, may_return=one.may_return)
+
+
+async def _final_unless_blocked(
+    services: ApiServices, submission: SampleSubmission, request_id: RequestId
+) -> OperationStatus:
+    """Return as ``_final``. Raises ``Suspended`` once the tenant is blocked: its client may follow no longer."""
+    ended_keys, tenant = services.ended_keys, submission.tenant
+    try:
+        async with asyncio.timeout(None) as patience:
+            now = asyncio.get_running_loop().time
+            with ended_keys.when_blocked(tenant, lambda: patience.reschedule(now())):
+                return await _final(services.runtime, submission, request_id)
+    except TimeoutError:
+        if not patience.expired():
+            raise
+        raise blocked(ended_keys.reason_of_block(tenant)) from None
 
 
 async def _final(runtime: Runtime, submission: SampleSubmission, request_id: RequestId) -> OperationStatus:

@@ -15,10 +15,9 @@ from store.clock import Clock
 from store.tables import ApiKey, Checkpoint, DownloadLink, Tenant
 from tenants.checkpoints import find_checkpoint, path_of
 from tenants.reach import Owner
-from tenants.rights import SuspendMode
+from tenants.rights import LENIENT
 
 LINK_LIFE = timedelta(hours=1)
-_LINKS_WORK = [mode for mode in SuspendMode if mode is not SuspendMode.BLOCKED]
 _SECRET_BYTES = 32
 
 
@@ -82,7 +81,7 @@ async def follow_link(session: AsyncSession, secret: str, clock: Clock) -> Follo
                 DownloadLink.expires_at > now,
                 ApiKey.revoked_at.is_(None),
                 or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now),
-                or_(Tenant.suspend_mode.is_(None), Tenant.suspend_mode.in_(_LINKS_WORK)),
+                or_(Tenant.suspend_mode.is_(None), Tenant.suspend_mode.in_(LENIENT)),
             )
         )
     ).one_or_none()

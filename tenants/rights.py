@@ -155,6 +155,10 @@ class SuspendMode(StrEnum):
     BLOCKED = "blocked"
 
 
+LENIENT = (SuspendMode.HOLD, SuspendMode.READ_ONLY)
+"""Modes in which a tenant may read. One that only another version knows is not among them."""
+
+
 def known_mode(text: str | None) -> SuspendMode:
     """Return the stored mode, ``hold`` for none. One that only another version knows counts as the strictest."""
     return known(SuspendMode, text or SuspendMode.HOLD, SuspendMode.BLOCKED)
@@ -250,7 +254,7 @@ class Principal:
     def check_not_blocked(self) -> None:
         """Raise ``Suspended`` if the tenant is blocked."""
         if self.suspension is SuspendMode.BLOCKED:
-            raise Suspended(f"this tenant is blocked: {self._told}")
+            raise blocked(self.reason)
 
     def check_new_work(self) -> None:
         """Raise ``Suspended`` if the tenant is read-only."""
@@ -291,7 +295,16 @@ class Principal:
 
     @property
     def _told(self) -> str:
-        return self.reason or "ask the service's operator why"
+        return _told(self.reason)
+
+
+def blocked(reason: str | None) -> Suspended:
+    """Return the error of a blocked tenant's requests."""
+    return Suspended(f"this tenant is blocked: {_told(reason)}")
+
+
+def _told(reason: str | None) -> str:
+    return reason or "ask the service's operator why"
 
 
 def _is_from(address: str | None, networks: tuple[str, ...]) -> bool:

@@ -13,7 +13,7 @@ from contracts.errors import InvalidRequest, NotFound
 from contracts.ids import TenantId
 from contracts.webhooks import EventKind
 from store.tables import Tenant
-from tenants.rights import SuspendMode, known_mode
+from tenants.rights import LENIENT, SuspendMode, known_mode
 from tenants.webhook_events import TenantEvent, tell
 
 MOST_CHARACTERS = 500
@@ -86,6 +86,14 @@ async def suspensions(session: AsyncSession) -> dict[TenantId, Suspension]:
     columns = select(Tenant.id, Tenant.suspended_at, Tenant.suspend_reason).where(Tenant.suspended_at.is_not(None))
     rows = await session.execute(columns)
     return {TenantId(row.id): Suspension(row.suspended_at, row.suspend_reason) for row in rows}
+
+
+async def blocked_tenants(session: AsyncSession) -> dict[TenantId, str | None]:
+    """Return the reasons of the tenants that are blocked. A mode that only another version knows counts as blocked."""
+    columns = select(Tenant.id, Tenant.suspend_reason).where(
+        Tenant.suspended_at.is_not(None), Tenant.deleted_at.is_(None), Tenant.suspend_mode.not_in(LENIENT)
+    )
+    return {TenantId(row.id): row.suspend_reason for row in await session.execute(columns)}
 
 
 def check_stays(tenant: Tenant) -> None:

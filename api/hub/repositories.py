@@ -95,7 +95,7 @@ async def get_file(caller: AnyKey, services: Services, repository: PathId, file:
         return _no_file(found, file)
     headers = {_COMMIT: found.commit, "ETag": f'"{held.digest}"', "X-Linked-Size": str(held.size_bytes)}
     content = FileResponse(held.path, headers=headers, media_type="application/octet-stream")
-    return EndableResponse(content, services.ended_keys.of(caller.key_id))
+    return EndableResponse(content, services.ended_keys.of(caller.tenant, caller.key_id))
 
 
 def _find(services: ApiServices, repository: str) -> TokenizerRepository | None:

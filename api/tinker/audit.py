@@ -67,7 +67,7 @@ async def read_day(
     )
     first = await _page(services, which, None)
     entries = StreamingResponse(_body(services, which, first), media_type="application/json")
-    return EndableResponse(entries, services.ended_keys.of(caller.key_id))
+    return EndableResponse(entries, services.ended_keys.of(caller.tenant, caller.key_id))
 
 
 async def _page(services: ApiServices, which: AuditFilter, cursor: str | None) -> AuditPage:

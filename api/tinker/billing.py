@@ -125,7 +125,7 @@ async def usage_events(
             min(before, await final_before(session, services.runtime.clock())),
         )
     body = StreamingResponse(_told(services, caller, facts, since, before), media_type="application/json")
-    return EndableResponse(body, services.ended_keys.of(caller.key_id))
+    return EndableResponse(body, services.ended_keys.of(caller.tenant, caller.key_id))
 
 
 @router.get("/billing/usage/checkpoints/current")

@@ -128,7 +128,7 @@ async def _link(
 async def _followed(
     services: ApiServices, request: Request, secret: str
 ) -> tuple[FollowedLink, Path, Callable[[], bool]]:
-    """Return the link, the folder behind it, and a function that tells whether the link's key has ended since.
+    """Return the link, the folder behind it, and a function that tells whether the link would be refused by now.
 
     The download counts as a stream of the link's tenant, and waits until it has few others in progress. Raises ``NotFound``,
     ``TooManyRequests``.
@@ -139,7 +139,7 @@ async def _followed(
     await services.admission.enter(link.tenant, request.scope)
     await services.admission.hold_download(link.tenant, request.scope)
     folder = services.runtime.data_folder.path(link.directory)
-    return link, folder, services.ended_keys.of(link.key_id)
+    return link, folder, services.ended_keys.of(link.tenant, link.key_id)
 
 
 async def _seen(look: Callable[[Path], T], folder: Path) -> T:

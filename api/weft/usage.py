@@ -136,7 +136,8 @@ def _whole(
 
     headers = {"content-disposition": 'attachment; filename="usage.csv"'}
     return EndableResponse(
-        StreamingResponse(made(), media_type="text/csv", headers=headers), services.ended_keys.of(caller.key_id)
+        StreamingResponse(made(), media_type="text/csv", headers=headers),
+        services.ended_keys.of(caller.tenant, caller.key_id),
     )
 
 

@@ -59,4 +59,4 @@ async def export_usage(
         FINAL_BEFORE: final.isoformat(),
     }
     document = StreamingResponse(made(), media_type=MEDIA_TYPES[format], headers=headers)
-    return EndableResponse(document, services.ended_keys.of(caller.key_id))
+    return EndableResponse(document, services.ended_keys.of(caller.tenant, caller.key_id))

@@ -1,4 +1,4 @@
-"""Long answers break off with the web session or the key that asked for them; those of other tenants go on to their ends."""
+"""Long answers break off with the web session, the key or the tenant that asked for them; those of others go on to their ends."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,8 +18,9 @@ from api.weft.points import read_points
 from store.repeat import wait_for_any
 from store.tables import ApiKey
 from tenants.audit_log import read_entries
+from tenants.rights import SuspendMode
+from tenants.suspensions import suspend_tenant
 from tenants.usage_exports import usage_records
-from testing.tenants import end_key
 from tests.api.conftest import BASE
 from tests.api.dashboard.visits import key_of, visitor
 from tests.api.test_points import steps
@@ -106,6 +107,12 @@ async def _revoke(service, _http, key) -> None:
         await transaction.execute(update(ApiKey).where(ApiKey.id == key.id).values(revoked_at=service.clock()))
 
 
+async def _block(service, _http, _key) -> None:
+    async with service.database.write() as transaction:
+        now = service.clock()
+        await suspend_tenant(transaction, name="cats", reason="unpaid", now=now, mode=SuspendMode.BLOCKED)
+
+
 ENDS: list[Callable[..., Awaitable[None]]] = [_log_out, _expire, _revoke]
 
 
@@ -135,7 +142,8 @@ async def test_downloads_of_pages_break_off_with_their_web_session(service, cats
         await going.check_whole()
 
 
-async def test_exports_of_usage_and_the_audit_log_break_off_with_their_key(service, cats, dogs, enough) -> None:
+@pytest.mark.parametrize("end", [_revoke, _block])
+async def test_exports_of_usage_and_the_audit_log_break_off_with_their_key(service, cats, dogs, enough, end) -> None:
     paths = (f"/api/weft/v1/usage/export?since={SINCE}", "/api/v1/audit")
     keys = [await key_of(service, tenant) for tenant in (cats, dogs)]
     clients = [httpx.AsyncClient(base_url=service.url, timeout=40, headers={"X-API-Key": key.secret}) for key in keys]
@@ -147,14 +155,14 @@ async def test_exports_of_usage_and_the_audit_log_break_off_with_their_key(servi
             (await one.post("/api/weft/v1/projects", json={"name": "bones"})).raise_for_status()
         await own.begin(http, *paths)
         await going.begin(other, *paths)
-        await end_key(service.database, keys[0].secret)
+        await end(service, http, keys[0])
         await service.services.ended_keys.look()
         await own.check_broken_off()
         enough.set()
         await going.check_whole()
 
 
-@pytest.mark.parametrize("end", [_revoke, _expire])
+@pytest.mark.parametrize("end", [_revoke, _expire, _block])
 async def test_a_file_of_the_hub_breaks_off_with_its_key(service, cats, dogs, end) -> None:
     """The file is longer than what the sockets between the service and a client that does not read hold."""
     for repository in service.services.tokenizers.values():

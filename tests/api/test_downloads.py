@@ -13,7 +13,8 @@ from tinker import types
 
 from api.tinker.downloads import COMPLETE
 from tenants.keys import create_key
-from tenants.rights import KeyRights
+from tenants.rights import KeyRights, SuspendMode
+from tenants.suspensions import suspend_tenant
 from testing.tenants import end_key
 
 
@@ -99,9 +100,9 @@ async def test_a_link_ends_with_its_time_and_with_the_checkpoint(cats, clock) ->
     assert (await _fetched(cats, second.replace("downloads/", "downloads/x"))).status_code == 404
 
 
-@pytest.mark.parametrize("by", ["an operator", "its time"])
+@pytest.mark.parametrize("by", ["an operator", "its time", "a block"])
 async def test_a_link_ends_with_the_key_that_made_it_and_so_does_a_download(cats, dogs, by: str) -> None:
-    """The key is revoked or expires in the middle of a download; links of other keys and tenants stay."""
+    """The key is revoked or expires in the middle of a download, or its tenant is blocked; links of others stay."""
     run, theirs = await cats.run(), await dogs.run()
     folder = await cats.checkpoint(run, "ck1")
     os.truncate(folder / "adapter_model.safetensors", 2**26)
@@ -127,14 +128,20 @@ async def test_a_link_ends_with_the_key_that_made_it_and_so_does_a_download(cats
             await anext(part)
         if by == "an operator":
             await end_key(cats.service.database, key.secret)
-        else:
+        elif by == "its time":
             cats.service.clock.move(minutes=10)
+        else:
+            async with cats.service.database.write() as transaction:
+                now = cats.service.clock()
+                await suspend_tenant(transaction, name="cats", reason="", now=now, mode=SuspendMode.BLOCKED)
+            # The links of its other keys as well.
+            files["other"] = staying.pop(0)
         await cats.service.services.ended_keys.look()
         for part in parts:
             with pytest.raises(httpx.RemoteProtocolError):
                 async for _ in part:
                     pass
-    for url in (ending, file):
+    for url in (ending, *files.values()):
         assert (await _fetched(cats, url)).status_code == 404
     for url in staying:
         assert (await _fetched(cats, url)).status_code == 200

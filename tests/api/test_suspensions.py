@@ -9,6 +9,7 @@ import openai
 import pytest
 from sqlalchemy import func, select
 
+from contracts.ledger_records import OperationState
 from contracts.operations import OptimStepped
 from contracts.vocabulary import BaseVocabulary
 from ledger.wakeups import operation_topic
@@ -22,7 +23,7 @@ from tests.api.test_rates import ask, finish_samples, poll, sampler
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return settings.model_copy(update={"poll_hold": timedelta(milliseconds=50)})
+    return settings.model_copy(update={"poll_hold": timedelta(milliseconds=50), "reconnect_grace": timedelta(0)})
 
 
 async def test_a_poll_tells_the_operators_reason_until_the_resume(cats, dogs) -> None:
@@ -107,6 +108,46 @@ async def test_blocked_refuses_every_request_and_link_and_loses_nothing(cats, do
     assert (await cats.http.get(link)).status_code == 200
     resumed = (await cats.http.post("/retrieve_future", json={"request_id": waiting})).json()
     assert "no trainer" in resumed["queue_state_reason"]
+
+
+@pytest.mark.usefixtures("with_text")
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/v1/stream_sample", None),
+        ("/v1/completions", {"model": BASE, "prompt": [1, 2], "stream": True}),
+        ("/v1/completions", {"model": BASE, "prompt": [1, 2]}),
+    ],
+)
+async def test_a_block_ends_what_is_followed_on_a_connection_and_only_that(cats, dogs, path: str, body) -> None:
+    """The follower reads why, and its sample ends as if it had left. A sample that is polled for waits."""
+    lane, answers = await sampler(cats), []
+    polled = (await ask(cats, lane, 1)).json()["request_id"]
+    for tenant, own in ((cats, lane), (dogs, await sampler(dogs))):
+        before = await newest(tenant)
+        asked = body or {
+            "sampling_session_id": own,
+            "seq_id": 0,
+            "prompt": {"chunks": [{"tokens": [5]}]},
+            "sampling_params": {"max_tokens": 8},
+        }
+        answers.append(asyncio.create_task(tenant.http.post(f"{tenant.service.url}{path}", json=asked, timeout=120)))
+        async with asyncio.timeout(60):
+            while (followed := await newest(tenant)) == before:
+                await asyncio.wait(answers, timeout=0.02, return_when=asyncio.FIRST_COMPLETED)
+            await tenant.service.wakeups.until_listened(operation_topic(followed))
+        if tenant is cats:
+            mine = followed
+    await _suspend(cats, SuspendMode.BLOCKED)
+    await cats.service.services.ended_keys.look()
+    told = await asyncio.wait_for(answers[0], 60)
+    assert "this tenant is blocked: unpaid" in told.text
+    ended = await cats.service.ledger.wait_until_final(cats.id, mine, seconds=60)
+    assert (ended.state, ended.error_code) == (OperationState.FAILED, "cancelled")
+    assert (await cats.service.ledger.status(cats.id, polled)).state is OperationState.PENDING
+    assert await finish_samples(cats.service) == 1
+    assert (await asyncio.wait_for(answers[1], 60)).status_code == 200
+    assert "blocked" not in answers[1].result().text
 
 
 # --- OpenAI's clients ------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from store.tables import RunMetric, RunPoint
 
 MOST_CURVE_POINTS = 2000
-"""Steps that one query returns one by one."""
+"""Most steps of a curve that are told one by one."""
 _LARGEST_SUMMAND = 1e290
 """Greatest value that counts in a mean: PostgreSQL refuses a sum that is no number."""
 _SMALLEST_SUM = 1e-200
@@ -93,13 +93,15 @@ def rows_of_metric(run: str, name: str) -> CurveRows:
     return CurveRows(_metrics.step, _metrics.at, _metrics.value, _metrics.value.is_(None), condition)
 
 
-async def curve_points(session: AsyncSession, rows: CurveRows, after: int, until: int | None) -> list[CurvePoint]:
-    """Return the curve after a step, up to another one if it is given: at most ``MOST_CURVE_POINTS`` points, in order."""
+async def curve_points(
+    session: AsyncSession, rows: CurveRows, after: int, until: int | None, *, most: int
+) -> list[CurvePoint]:
+    """Return the curve after a step, up to another one if it is given: its first ``most`` points, in order."""
     found = await session.execute(
         select(rows.step, rows.at, rows.value, rows.is_broken)
         .where(rows.between(after, until))
         .order_by(rows.step)
-        .limit(MOST_CURVE_POINTS)
+        .limit(most)
     )
     return [CurvePoint(step, at, value, bool(is_broken)) for step, at, value, is_broken in found]
 

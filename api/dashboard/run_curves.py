@@ -24,7 +24,9 @@ MOST_CURVES = 64
 MOST_RANGE = 2**17
 """Most steps of a part of a curve that is read anew. A longer part is cut out of the kept curve."""
 PIECE = 2**13
-"""Steps of a curve that one statement reads. SQLite is read on the event loop: the others have their turn between two pieces."""
+"""Steps of a curve that one statement reads, which ends well within the time of a page's statement."""
+FEW_POINTS = 256
+"""Points that are read as any page's rows are. A longer curve is a survey, of which its tenant has one at a time."""
 
 
 @dataclass(slots=True)
@@ -68,23 +70,29 @@ class RunCurves:
         return kept.buckets
 
     async def _read(self, buckets: CurveBuckets, rows: CurveRows, after: int, until: int | None) -> None:
-        """Add the curve after a step: as points if they are few, as buckets of the database otherwise."""
+        """Add the curve after a step: as points if they are few, as buckets of the database otherwise.
+
+        Raises ``Unavailable`` where others of the tenant's surveys take too long.
+        """
         async with self._database.read() as session:
-            found = await curve_points(session, rows, after, until)
+            found = await curve_points(session, rows, after, until, most=FEW_POINTS)
+        if len(found) < FEW_POINTS:
+            buckets.add(found)
+            return
+        async with self._database.survey() as session:
+            found = await curve_points(session, rows, after, until, most=MOST_CURVE_POINTS)
             last = None
             if len(found) == MOST_CURVE_POINTS:
                 last = await last_step(session, rows, found[-1].step, until)
-        if last is None:
-            buckets.add(found)
-            return
-        buckets.make_room(found[0].step, last)
-        while after < last:
-            await asyncio.sleep(0)
-            async with self._database.read() as session:
+            if last is None:
+                buckets.add(found)
+                return
+            buckets.make_room(found[0].step, last)
+            while after < last:
                 end = await step_after(session, rows, after, last, count=PIECE)
                 made = await curve_buckets(session, rows, after, end, width=buckets.width)
                 broken = []
                 if any(one.broken for one in made) and buckets.broken_left:
                     broken = await broken_steps(session, rows, after, end, most=buckets.broken_left)
-            buckets.add_buckets(made, broken=broken)
-            after = end
+                buckets.add_buckets(made, broken=broken)
+                after = end

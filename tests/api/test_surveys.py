@@ -5,9 +5,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+from sqlalchemy import insert, update
 
+from api.dashboard.run_curves import FEW_POINTS
 from store.fair_places import ask_for
+from store.tables import Run, RunMetric, RunPoint
 from tests.api.conftest import Service, Tenant, as_administrator
+from tests.api.dashboard.test_long_curves import point
+from tests.api.dashboard.visits import key_of, visitor
 
 BY_STEP = "a page of an index by run and step"
 READS = {
@@ -84,3 +89,32 @@ async def test_whole_lists_a_search_of_sessions_and_a_trace_are_surveys(
             if path != "trace":
                 assert (await asyncio.wait_for(ask(dogs), LONG)).status_code == 200
         assert (await asyncio.wait_for(waiting, LONG)).status_code == 200, path
+
+
+async def test_a_long_curve_is_a_survey_and_a_short_one_is_not(service: Service, cats: Tenant, dogs: Tenant) -> None:
+    """A volley of looks at long curves waits for its tenant's turn, off the event loop."""
+    runs = [await tenant.run() for tenant in (cats, dogs)]
+    for tenant, run in zip((cats, dogs), runs, strict=True):
+        points = [point(tenant.id, run, step, 8.0) for step in range(1, FEW_POINTS + 2)]
+        values = [
+            {"run_id": run, "name": name, "step": step, "tenant_id": tenant.id, "value": 1.0, "at": service.clock()}
+            for name, count in (("long", FEW_POINTS + 1), ("short", FEW_POINTS - 1))
+            for step in range(count)
+        ]
+        async with service.database.write() as transaction:
+            await transaction.execute(insert(RunPoint), points)
+            await transaction.execute(insert(RunMetric), values)
+            await transaction.execute(update(Run).where(Run.id == run).values(optimizer_steps=len(points)))
+    keys = [(await key_of(service, tenant)).secret for tenant in (cats, dogs)]
+    assert service.database.surveys is not None
+    async with visitor(service, keys[0]) as mine, visitor(service, keys[1]) as theirs:
+        for query in ("series=metric:long", "series=tokens", "begin=1&end=10000"):
+            address, other = (f"/ui/runs/{run}/curve?{query}" for run in runs)
+            ask_for(cats.id)
+            async with service.database.surveys.places.place():
+                waiting = asyncio.create_task(mine.get(address))
+                await until_waiting(service, waiting, address)
+                assert (await asyncio.wait_for(theirs.get(other), LONG)).json()["points"] > FEW_POINTS
+                short = await asyncio.wait_for(mine.get(f"/ui/runs/{runs[0]}/curve?series=metric:short"), LONG)
+                assert short.json()["points"] == FEW_POINTS - 1
+            assert (await asyncio.wait_for(waiting, LONG)).json()["points"] == FEW_POINTS + 1, query

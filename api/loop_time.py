@@ -8,13 +8,12 @@ much each tenant may hold.
 
 import asyncio
 import math
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from time import monotonic, process_time
-from typing import NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
@@ -22,6 +21,7 @@ from starlette.types import Scope
 from api.connection_holder import network_of
 from api.presented_key import presented_key
 from api.presented_session import COOKIES, presented_session
+from contracts.errors import TooManyRequests
 from contracts.ids import TenantId
 
 BURST_SECONDS = 0.05
@@ -43,14 +43,8 @@ _FORGOTTEN = 0.001
 """Part of the time below which a sender without requests is forgotten."""
 _LOOK_SECONDS = 0.02
 _LEAST_WAIT_SECONDS = 0.001
+_LONGEST_RETRY_SECONDS = 60
 _HEALTH = "/healthz"
-
-
-class _Turn(NamedTuple):
-    """Turn that a request waits for, and what it is charged at its beginning, in seconds."""
-
-    given: "asyncio.Future[None]"
-    cost: float
 
 
 @dataclass(slots=True)
@@ -75,7 +69,8 @@ class _Sender:
     debt: float = 0.0
     part: float = 1.0
     in_progress: int = 0
-    waiting: deque[_Turn] = field(default_factory=deque)
+    waiting: "OrderedDict[asyncio.Future[None], float]" = field(default_factory=OrderedDict)
+    """Turns that requests wait for, first come first, and what each is charged at its beginning, in seconds."""
     timer: asyncio.TimerHandle | None = None
 
 
@@ -187,27 +182,38 @@ class LoopTime:
                 del self._senders[name]
 
     async def turn(
-        self, sender: _Sender, cost: float, *, most_waiting: float = math.inf, has_begun: bool = False
-    ) -> bool:
+        self,
+        sender: _Sender,
+        cost: float,
+        *,
+        most_waiting: float = math.inf,
+        patience: float | None = None,
+        has_begun: bool = False,
+    ) -> None:
         """Wait until the sender is no more than a burst beyond its part, and charge it ``cost`` seconds.
 
-        Returns False at once if ``most_waiting`` wait already. A request that ``has_begun``, and holds its body, goes before
-        those that have not.
+        A request that ``has_begun``, and holds its body, goes before those that have not. Raises ``TooManyRequests`` at once if
+        ``most_waiting`` wait already, and after ``patience`` seconds; None: never.
         """
         self.charge(sender, 0.0)
         if not sender.waiting and sender.debt <= BURST_SECONDS * sender.part:
             self.charge(sender, cost)
-            return True
+            return
         if len(sender.waiting) >= most_waiting:
-            return False
+            told = "of your requests wait for their turn; send this one again once they have been answered"
+            raise TooManyRequests(f"{most_waiting} {told}")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        sender.waiting[turn] = cost
         if has_begun:
-            sender.waiting.appendleft(_Turn(turn, cost))
-        else:
-            sender.waiting.append(_Turn(turn, cost))
+            sender.waiting.move_to_end(turn, last=False)
         self._wake_later(sender)
-        await turn
-        return True
+        try:
+            async with asyncio.timeout(patience):
+                await turn
+        except TimeoutError:
+            raise _overdrawn(sender, patience) from None
+        finally:
+            sender.waiting.pop(turn, None)
 
     def _wake_later(self, sender: _Sender) -> None:
         if sender.timer is None and sender.waiting:
@@ -220,7 +226,7 @@ class LoopTime:
         sender.timer = None
         self.charge(sender, 0.0)
         while sender.waiting and sender.debt <= BURST_SECONDS * sender.part:
-            turn, cost = sender.waiting.popleft()
+            turn, cost = sender.waiting.popitem(last=False)
             # A request that was given up has cancelled its turn.
             if not turn.done():
                 self.charge(sender, cost)
@@ -230,6 +236,16 @@ class LoopTime:
     def leave(self, sender: _Sender) -> None:
         """Note that the request is answered."""
         sender.in_progress -= 1
+
+
+def _overdrawn(sender: _Sender, patience: float | None) -> TooManyRequests:
+    """Return the error of a request that has waited for too long."""
+    error = TooManyRequests(
+        f"your requests of late took more than your part of this server's time, and this one has waited {patience:g} s for its "
+        "turn; send it again later, and fewer at a time"
+    )
+    error.retry_after = max(1, min(_LONGEST_RETRY_SECONDS, math.ceil(sender.debt / sender.part)))
+    return error
 
 
 def _name(tenant: TenantId) -> str:

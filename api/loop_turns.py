@@ -1,6 +1,5 @@
 """Middleware by which the requests of one sender take turns on the event loop (``api.loop_time``)."""
 
-import math
 from collections.abc import Callable, Coroutine, Generator
 from time import monotonic
 from typing import Any
@@ -14,6 +13,8 @@ from contracts.errors import TooManyRequests
 
 MOST_WAITING = 1024
 """Most requests of one sender that wait for its turn."""
+PATIENCE_SECONDS = 30.0
+"""Longest wait of a request for its sender's turn; the SDK waits 60 s for an answer."""
 _POLLS = ("/retrieve_future", "/retrieve_futures")
 """Ends of the paths that are never answered 429: SDKs up to 0.18 take it as the end of the result. Connections bound them."""
 
@@ -26,7 +27,7 @@ class LoopTurns:
         self._time = loop_time
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application in the sender's turn; answer 429 if too many of its requests wait."""
+        """Run the application in the sender's turn; answer 429 if too many of its requests wait, or this one for too long."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -41,12 +42,15 @@ class LoopTurns:
             await send(message)
 
         try:
-            most = math.inf if scope["path"].endswith(_POLLS) else MOST_WAITING
-            if await self._time.turn(sender, START_SECONDS, most_waiting=most):
+            try:
+                if scope["path"].endswith(_POLLS):
+                    await self._time.turn(sender, START_SECONDS)
+                else:
+                    await self._time.turn(sender, START_SECONDS, most_waiting=MOST_WAITING, patience=PATIENCE_SECONDS)
                 work = self._run(scope, receive, send_in_turn)
-            else:
+            except TooManyRequests as refusal:
                 self._time.charge(sender, START_SECONDS)
-                work = _refuse(scope, receive, send)
+                work = _refuse(refusal, scope, receive, send)
             await _Measured(work, lambda used: self._time.charge(sender, used))
         finally:
             self._time.leave(sender)
@@ -83,12 +87,12 @@ class _Measured:
                 error = raised
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+async def _refuse(refusal: TooManyRequests, scope: Scope, receive: Receive, send: Send) -> None:
     answer = error_response(
-        TooManyRequests.status,
-        detail=f"{MOST_WAITING} of your requests wait for their turn; send this one again once they have been answered",
-        code=TooManyRequests.code,
-        retryable=TooManyRequests.retryable,
-        retry_after=1,
+        refusal.status,
+        detail=refusal.message,
+        code=refusal.code,
+        retryable=refusal.retryable,
+        retry_after=refusal.retry_after,
     )
     await answer(scope, receive, send)

@@ -40,13 +40,17 @@ class BusyApp:
         await send({"type": "http.response.body", "body": b""})
 
 
-async def ask(turns: LoopTurns, key: str | None, path: str, address: str = "10.0.0.1") -> int:
-    """Send a request through ``turns`` from ``address`` and return the answer's status."""
+async def ask(
+    turns: LoopTurns, key: str | None, path: str, address: str = "10.0.0.1", told: list[Message] | None = None
+) -> int:
+    """Send a request through ``turns`` from ``address`` and return the answer's status; ``told`` gets its messages."""
     status = 0
 
     async def send(message: Message) -> None:
         nonlocal status
         status = message.get("status", status)
+        if told is not None:
+            told.append(message)
 
     async def receive() -> Message:
         return {"type": "http.disconnect"}
@@ -174,7 +178,10 @@ async def test_probes_of_health_do_not_wait_behind_a_flood_from_their_address() 
     assert before < 100
 
 
-async def test_requests_beyond_the_most_that_wait_are_told_to_come_again_and_the_others_are_answered() -> None:
+async def test_requests_beyond_the_most_that_wait_are_told_to_come_again_and_the_others_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("api.loop_turns.PATIENCE_SECONDS", 300.0)
     app = BusyApp()
     turns = LoopTurns(app, loop_time=LoopTime())
     burst = [asyncio.create_task(ask(turns, None, "/flooding")) for _ in range(MOST_WAITING + 200)]
@@ -187,6 +194,31 @@ async def test_requests_beyond_the_most_that_wait_are_told_to_come_again_and_the
         assert set(await asyncio.gather(*waiting)) == {200}
         await asyncio.gather(*given_up, return_exceptions=True)
         assert await ask(turns, None, "/flooding") == 200
+
+
+async def test_a_request_that_waits_too_long_for_its_turn_is_told_why_and_a_poll_and_another_tenant_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("api.loop_turns.PATIENCE_SECONDS", 0.05)
+    loop_time = LoopTime()
+    for name in ("cats", "dogs"):
+        loop_time.know(f"tml-{name}", TenantId(name))
+    # Hours of work: no turn comes within this test.
+    loop_time.charge_tenant("cats", 10_000.0)
+    app, told = BusyApp(), list[Message]()
+    turns = LoopTurns(app, loop_time=loop_time)
+    async with asyncio.timeout(60):
+        poll = asyncio.create_task(ask(turns, "tml-cats", "/api/v1/retrieve_future"))
+        for _ in range(3):
+            assert await ask(turns, "tml-cats", "/asample", told=told) == 429
+        assert await ask(turns, "tml-dogs", "/asample") == 200
+    assert not poll.done()
+    sender = loop_time.enter("tenant cats", is_stranger=False)
+    assert len(sender.waiting) == 1, "who has gone waits no more"
+    assert dict(told[0]["headers"])[b"retry-after"] == b"60"
+    assert b"more than your part of this server's time" in told[1]["body"]
+    poll.cancel()
+    await asyncio.wait([poll])
 
 
 async def test_a_poll_waits_where_other_requests_are_told_to_come_again() -> None:

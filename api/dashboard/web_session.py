@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 
 from api.dashboard.cookies import check_secure, session_cookie
 from api.dashboard.unattended import is_unattended
+from api.request_rates import count_request
 from api.security_events import note_refusal, source_of
 from api.services import Services
 from api.suspended_requests import check_standing
@@ -73,6 +74,16 @@ def _is_logout(request: Request) -> bool:
 
 
 PageCaller = Annotated[Principal, Depends(get_page_caller)]
+
+
+async def count_data(request: Request, services: Services, principal: PageCaller) -> None:
+    """Count the request to the rates of requests, unless an operator sends it. Raises ``OverRate``."""
+    if request.state.looker is None:
+        await count_request(request, services, principal)
+
+
+COUNTED = Depends(count_data)
+"""Put it into the ``dependencies`` of a route that is no look at a page: of a sample, an export or a link to a download."""
 
 
 class PageRequire:

@@ -23,7 +23,7 @@ from tenants.projects import create_project
 from tenants.rights import KeyRights, Role
 from tests.api.conftest import Service, Tenant
 from tests.api.dashboard.visits import key_of as key_of_page
-from tests.api.dashboard.visits import visitor
+from tests.api.dashboard.visits import routes, visitor
 from tests.api.rights_matrix import CALLS
 from tests.api.test_rates import limit, standing
 from tests.api.test_rights import _routes, _template
@@ -303,6 +303,39 @@ async def test_the_overview_shows_what_standing_tells_and_pages_do_not_count(
         assert f'Requests a minute of key {key.id}</span><span class="meter-value">0 of 1</span>' in one
     async with visitor(service, (await key_of_page(service, dogs)).secret) as page:
         assert "Requests a minute of" not in (await page.get("/ui")).raise_for_status().text
+
+
+async def test_what_is_no_look_at_a_page_counts_as_the_apis_requests_do(
+    service: Service, cats: Tenant, dogs: Tenant, minute: Minute
+) -> None:
+    """Samples of the playground, exports and links to downloads. What an open page asks for is a look at it."""
+    run, theirs = await cats.run(), await dogs.run()
+    data = [
+        ("POST", "/ui/playground"),
+        ("POST", "/ui/playground/stream"),
+        ("POST", f"/ui/checkpoints/{run}/weights/one/download"),
+        ("GET", f"/ui/runs/{run}/points.csv"),
+        ("GET", f"/ui/runs/{run}/metrics.csv"),
+        ("GET", "/ui/usage.csv"),
+        ("GET", "/ui/usage/export"),
+    ]
+    exports = {path for path, _ in routes(service) if path.endswith((".csv", "/export", "/download"))}
+    assert len(exports) == len(data) - 2, "each is in the list"
+    looks = ["/ui/playground", f"/ui/runs/{run}", f"/ui/runs/{run}/curve", f"/ui/runs/{run}/curve/now", "/ui/runs/live"]
+    other = (await key_of_page(service, dogs)).secret
+    for method, path in data:
+        key = await key_of_page(service, cats, limits={"requests_per_minute": 1})
+        async with visitor(service, key.secret) as page, visitor(service, other) as beside:
+            for look in [*looks, f"/ui/runs/{run}/news"]:
+                assert (await page.get(look)).status_code == 200, look
+            first = await page.request(method, path, data={"model": "x"} if method == "POST" else None)
+            assert first.status_code != 429, (path, first.text)
+            refused = await page.request(method, path, data={"model": "x"} if method == "POST" else None)
+            assert refused.status_code == 429, path
+            assert int(refused.headers["retry-after"]) > 0
+            assert "the rate of this API key of 1 requests a minute is used up" in refused.text
+            assert (await page.get(looks[0])).status_code == 200
+            assert (await beside.get(f"/ui/runs/{theirs}/points.csv")).status_code == 200
 
 
 async def test_openai_s_client_sleeps_as_told_and_goes_on(

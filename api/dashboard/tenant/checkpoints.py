@@ -10,7 +10,7 @@ from api.checkpoint_records import CheckpointType
 from api.dashboard.forms import Form, see
 from api.dashboard.rendering import page
 from api.dashboard.tenant.form_values import filled, integer, text
-from api.dashboard.web_session import PageCheckpointWriter, PageDownloader, PageReader
+from api.dashboard.web_session import COUNTED, PageCheckpointWriter, PageDownloader, PageReader
 from api.json_body import PathId
 from api.paging import PageRequest
 from api.route_bounds import bounded
@@ -115,7 +115,7 @@ async def unpublish_one(
     return see(_address(run_id, segment, name))
 
 
-@router.post(_ONE + "/download")
+@router.post(_ONE + "/download", dependencies=[COUNTED])
 @bounded(goes_on=True)
 async def download(
     caller: PageDownloader, services: Services, request: Request, run_id: PathId, segment: PathId, name: PathId

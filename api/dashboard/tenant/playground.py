@@ -14,7 +14,7 @@ from api.dashboard.tenant.form_values import filled, integer, number, text
 from api.dashboard.tenant.playground_models import label_of, model_choices
 from api.dashboard.tenant.playground_stream import answer_of, stream_events
 from api.dashboard.tenant.token_pieces import places_of
-from api.dashboard.web_session import PageReader, PageSampler
+from api.dashboard.web_session import COUNTED, PageReader, PageSampler, count_data
 from api.errors import error_response
 from api.openai.generation import check_text_length, generation
 from api.openai.models import NamedModel, named_model
@@ -56,7 +56,7 @@ async def playground_page(caller: PageReader, services: Services, request: Reque
     return await _page(caller, services, request, {**dict.fromkeys(_FIELDS, ""), **_DEFAULTS, **given}, [])
 
 
-@router.post("")
+@router.post("", dependencies=[COUNTED])
 @bounded(body=TEXT_BODY, holding=Holding.STREAM, goes_on=True)
 async def sample_whole(caller: PageSampler, services: Services, request: Request, form: Form) -> Response:
     """Sample, and show the page with the whole answers: for browsers without scripts."""
@@ -76,6 +76,8 @@ async def sample_stream(caller: PageSampler, services: Services, request: Reques
     A repeat with the same ``Idempotency-Key`` follows the first sample from its first token on. Leaving ends the sample.
     """
     try:
+        # Here, since the page's script reads why it is refused from JSON.
+        await count_data(request, services, caller)
         events = stream_events(await _opened(caller, services, request, form, text(form, "model")))
         first = await anext(events)
     except WeftError as error:

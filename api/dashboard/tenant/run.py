@@ -18,7 +18,7 @@ from api.dashboard.rendering import large_page
 from api.dashboard.run_feeds import standing_told
 from api.dashboard.tenant.runs import project_name, settings_of
 from api.dashboard.unattended import UNATTENDED
-from api.dashboard.web_session import PageReader
+from api.dashboard.web_session import COUNTED, PageReader
 from api.json_body import PathId
 from api.route_bounds import Holding, bounded
 from api.services import ApiServices, Services
@@ -152,7 +152,7 @@ async def run_news(caller: PageReader, services: Services, run_id: PathId, after
     return Response(orjson.dumps(news), media_type="application/json")
 
 
-@router.get("/points.csv")
+@router.get("/points.csv", dependencies=[COUNTED])
 @bounded(holding=Holding.STREAM)
 async def points_csv(request: Request, caller: PageReader, services: Services, run_id: PathId) -> PageDownload:
     """Return every point of the run as CSV, read page by page. Raises ``NotFound``."""
@@ -162,7 +162,7 @@ async def points_csv(request: Request, caller: PageReader, services: Services, r
     return PageDownload(request, lines)
 
 
-@router.get("/metrics.csv")
+@router.get("/metrics.csv", dependencies=[COUNTED])
 @bounded(holding=Holding.STREAM)
 async def metrics_csv(request: Request, caller: PageReader, services: Services, run_id: PathId) -> PageDownload:
     """Return every value of the run's own metrics as CSV, read page by page. Raises ``NotFound``."""

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from api.dashboard.page_downloads import PageDownload
 from api.dashboard.rendering import page
-from api.dashboard.web_session import PageBillingReader, PageUsageReader
+from api.dashboard.web_session import COUNTED, PageBillingReader, PageUsageReader
 from api.services import Services
 from api.weft.standing import own_standing
 from api.weft.usage import read_usage, usage_page
@@ -49,7 +49,7 @@ async def usage(
     )
 
 
-@router.get("/usage.csv")
+@router.get("/usage.csv", dependencies=[COUNTED])
 async def usage_csv(
     caller: PageUsageReader,
     services: Services,
@@ -64,7 +64,7 @@ async def usage_csv(
     return PageDownload(request, found)
 
 
-@router.get("/usage/export")
+@router.get("/usage/export", dependencies=[COUNTED])
 async def usage_export(
     caller: PageBillingReader, services: Services, request: Request, days: Days = 30, format: Document = Document.FOCUS
 ) -> Response:

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from api.dashboard.rendering import page, spark_label
+from api.dashboard.rendering import large_page, spark_label
 from api.dashboard.sparkline import spark_path
 from api.dashboard.unattended import UNATTENDED
 from api.dashboard.web_session import PageReader
@@ -25,6 +25,8 @@ router = APIRouter(prefix="/runs")
 SHOWN_RUNS = 50
 SPARK_POINTS = 40
 MOST_COMPARED = 4
+MOST_ROWS = 500
+"""Most settings of runs that are compared in one table: a run may have thousands of own metadata."""
 
 Text = Annotated[str, Query(max_length=300, pattern=NO_NUL)]
 
@@ -87,8 +89,9 @@ async def runs_page(request: Request, caller: PageReader, services: Services, fi
     """Show a page of runs."""
     found = await filters.page(caller, services)
     projects = (await list_own_projects(caller, services)).projects
-    return page(
+    return await large_page(
         request,
+        caller,
         "tenant/runs.html",
         rows=[_row(run, projects) for run in found.runs],
         filters=filters,
@@ -122,11 +125,15 @@ async def compare_page(
     runs = [await describe_run(caller, services, one, recent=1) for one in chosen]
     projects = (await list_own_projects(caller, services)).projects
     rows = _settings_of(runs, projects)
-    return page(
+    # Those that differ first, in a table that is too long.
+    shown = rows if len(rows) <= MOST_ROWS else sorted(rows, key=lambda row: not row["differs"])[:MOST_ROWS]
+    return await large_page(
         request,
+        caller,
         "tenant/compare.html",
         runs=runs,
-        rows=rows,
+        rows=shown,
+        settings=len(rows),
         differing=sum(row["differs"] for row in rows),
         series=list(Series),
         own=sorted({name for one in runs for name in one.metrics}),

@@ -55,10 +55,12 @@ class Heartbeat:
     def may_declare_dead(self) -> bool:
         """True when this process may declare dead a process whose lease has ended.
 
-        The process may once it has renewed without a break for the time of one lease. Before that, an outage of the
-        database may have kept every process from renewing.
+        The process may once it has renewed without a break for the time of one lease, and while it is sure of its own. Else
+        an outage of the database may have kept every process from renewing. Ask after the database's time was read: a
+        database that halts between the two then makes no process look dead.
         """
-        return self.is_alone or monotonic() - self._unbroken_since >= self._lease.total_seconds()
+        is_unbroken = monotonic() - self._unbroken_since >= self._lease.total_seconds()
+        return self.has_lease and (self.is_alone or (self.is_sure and is_unbroken))
 
     async def renew(self) -> None:
         """Renew the lease. Raises ``Unavailable``."""
@@ -66,6 +68,7 @@ class Heartbeat:
         now = monotonic()
         async with self._database.write() as transaction:
             await renew(transaction, self.identity, lease=self._lease, clock=self._clock)
-        if now - self._renewed >= self._lease.total_seconds():
+        # Until the commit others saw the lease before. It counts as broken one renewal early: others renewed that much before.
+        if monotonic() - self._renewed >= self._lease.total_seconds() - self.renewal_seconds:
             self._unbroken_since = now
         self._renewed = now

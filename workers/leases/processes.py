@@ -30,7 +30,7 @@ _END_SESSIONS = text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
     "WHERE datname = current_database() AND application_name IN :names AND pid <> pg_backend_pid()"
 ).bindparams(bindparam("names", expanding=True))
-_LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
+EXITED_AT = datetime(2000, 1, 1, tzinfo=UTC)
 """End of the lease of a process that is known to have exited."""
 
 
@@ -141,16 +141,14 @@ async def alive(
     return list(await session.scalars(found.order_by(WorkerProcess.id)))
 
 
-async def lock_dead(
-    transaction: AsyncSession, kind: ProcessKind, base_model: str, clock: Clock, *, known_only: bool
-) -> list[str]:
-    """Lock the rows of the dead processes of a kind and return their ids; see ``lock_expired``.
-
-    ``known_only``: only processes reported dead (``declare_dead``), not those whose lease merely ran out.
-    """
-    latest = _LONG_AGO if known_only else await database_now(transaction, clock)
-    locked = await lock_expired(transaction, latest, WorkerProcess.kind == kind, WorkerProcess.base_model == base_model)
-    return [one.id for one in locked]
+async def lock_dead_peers(transaction: AsyncSession, identity: WorkerIdentity, latest: datetime) -> list[str]:
+    """Lock the rows of the process's peers whose lease ended by ``latest`` and return their ids; see ``lock_expired``."""
+    is_peer = (
+        WorkerProcess.kind == identity.kind,
+        WorkerProcess.base_model == identity.base_model,
+        WorkerProcess.id != identity.id,
+    )
+    return [one.id for one in await lock_expired(transaction, latest, *is_peer)]
 
 
 async def lock_expired(
@@ -197,7 +195,7 @@ async def remove_processes(transaction: AsyncSession, ids: Sequence[str]) -> Non
 
 async def declare_all_dead(transaction: AsyncSession) -> None:
     """Expire every lease: the caller owns its database, so every process recorded there has exited."""
-    await transaction.execute(update(WorkerProcess).values(expires_at=_LONG_AGO))
+    await transaction.execute(update(WorkerProcess).values(expires_at=EXITED_AT))
 
 
 async def declare_dead(transaction: AsyncSession, pid: int) -> None:
@@ -205,5 +203,5 @@ async def declare_dead(transaction: AsyncSession, pid: int) -> None:
     await transaction.execute(
         update(WorkerProcess)
         .where(WorkerProcess.host == this_host(), WorkerProcess.pid == pid)
-        .values(expires_at=_LONG_AGO)
+        .values(expires_at=EXITED_AT)
     )

@@ -27,7 +27,7 @@ from tenants.run_history import RunEventKind
 from tenants.run_leases import release_all_runs
 from tenants.sample_progress import mark_stale
 from workers.leases.heartbeat import Heartbeat
-from workers.leases.processes import lock_dead, lock_expired, remove_processes
+from workers.leases.processes import EXITED_AT, lock_dead_peers, lock_expired, remove_processes
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,9 @@ async def reap_peers(runtime: Runtime, heartbeat: Heartbeat) -> None:
     """
     kind, base_model = heartbeat.identity.kind, heartbeat.identity.base_model
     async with runtime.database.write() as transaction:
-        known_only = not heartbeat.may_declare_dead
-        dead = await lock_dead(transaction, kind, base_model, runtime.clock, known_only=known_only)
+        now = await database_now(transaction, runtime.clock)
+        latest = now if heartbeat.may_declare_dead else EXITED_AT
+        dead = await lock_dead_peers(transaction, heartbeat.identity, latest)
         match kind:
             case ProcessKind.TRAINER:
                 await reap_trainers(transaction, dead, runtime)

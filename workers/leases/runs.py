@@ -127,7 +127,7 @@ class RunLeases:
     @property
     def may_declare_dead(self) -> bool:
         """True when this trainer may declare dead a process whose lease has ended (``Heartbeat.may_declare_dead``)."""
-        return self._heartbeat.has_lease and self._heartbeat.may_declare_dead
+        return self._heartbeat.may_declare_dead
 
     async def check(self) -> None:
         """Raise ``NotReady`` when the weights are not accepted, or the lease has ended."""

@@ -105,9 +105,21 @@ class SamplingWorker:
 
     async def run(self) -> None:
         """Work until ``stop``, then leave the samples in flight to the next process."""
+        heartbeat = self._claims.heartbeat
+        beating = asyncio.create_task(heartbeat.run())
+        try:
+            await self._work()
+            unsaved = await self._resumption.save_at_end(self._unfinished, process=heartbeat.identity.id)
+        finally:
+            # Not before: others would take this process for dead while it saves.
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+        await heartbeat.leave(unsaved)
+
+    async def _work(self) -> None:
+        """Claim and draw until ``stop``, record what is drawn to its end, and cut the other samples."""
         base_model = self._facts.name
         watching = [
-            asyncio.create_task(self._claims.heartbeat.run()),
             asyncio.create_task(self._claims.watch_replicas(self._replicas_changed)),
             asyncio.create_task(self._follow_replicas()),
             asyncio.create_task(self._watch(gates_topic(base_model), self._follow_gates, self._gates_seconds)),
@@ -128,7 +140,6 @@ class SamplingWorker:
                 failed=failed,
                 rest=_LOOK_REST,
             )
-        self._claims.heartbeat.stop()
         if self._recording:
             # What is drawn to its end is recorded rather than drawn again.
             await asyncio.wait(self._recording, timeout=_RECORD_SECONDS)
@@ -140,8 +151,6 @@ class SamplingWorker:
         await self._endings.settle()
         await self._runner.settle()
         await self._claims.settle()
-        process = self._claims.heartbeat.identity.id
-        await self._claims.heartbeat.leave(await self._resumption.save_at_end(self._unfinished, process=process))
 
     def stop(self) -> None:
         """End ``run`` soon. Samples that have not ended stay pending in the ledger."""

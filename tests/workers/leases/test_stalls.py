@@ -132,7 +132,7 @@ async def test_a_process_that_dies_in_a_stall_is_reaped_once_the_others_have_liv
 
 
 async def test_a_process_never_reaps_itself(house: House) -> None:
-    """Its supervisor says that it has exited, or its own renewal was late."""
+    """The supervisor says that it has exited, or its own renewal was late."""
     (mine,) = [beat for beat in house.beats if beat.identity.base_model == "test/dogs"]
     async with house.runtime.database.write() as transaction:
         ended = text("UPDATE worker_processes SET expires_at = '2000-01-01T00:00:00Z' WHERE id = :id")

@@ -130,7 +130,11 @@ _PROCESSES: Any = select(
     WorkerProcess.drained_at,
     WorkerProcess.pool_state,
     WorkerProcess.capacity,
-).where(WorkerProcess.base_model.in_(bindparam("bases", expanding=True)), WorkerProcess.expires_at > bindparam("now"))
+).where(
+    WorkerProcess.base_model.in_(bindparam("bases", expanding=True)),
+    WorkerProcess.expires_at > bindparam("now"),
+    WorkerProcess.ending_at.is_(None),
+)
 _CLAIMED: Any = (
     select(Operation.taken_by, func.count())
     .where(IS_PENDING, IS_SAMPLE, Operation.taken_by.in_(bindparam("processes", expanding=True)))
@@ -140,7 +144,7 @@ _CLAIMED: Any = (
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Living processes of one base model. ``claimed``: samples that its pools hold."""
+    """Living processes of one base model that do not end. ``claimed``: samples that its pools hold."""
 
     trainers: Sequence[Row[Any]]
     pools: Sequence[Row[Any]]

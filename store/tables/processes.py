@@ -51,7 +51,7 @@ class WorkerProcess(Base):
 
     Its lease ends at ``expires_at``, by the database's clock.
 
-    A trainer with ``drained_at`` gives up its runs and gets no new ones.
+    A trainer with ``drained_at`` gives up its runs and gets no new ones. One with ``ending_at`` ends in order and takes none.
     ``pool_state`` is a sampling process's ``PoolState``. ``capacity``: tokens of a trainer's pass, or samples that a sampling
     process holds at once; None in rows of a version before. ``release``: version of weft that the process runs.
 
@@ -70,6 +70,7 @@ class WorkerProcess(Base):
     expires_at: Mapped[datetime]
     drained_at: Mapped[datetime | None]
     drain_reason: Mapped[str | None] = mapped_column(String(500))
+    ending_at: Mapped[datetime | None]
     pool_state: Mapped[str] = mapped_column(String(16), default=PoolState.WORKING, server_default=PoolState.WORKING)
     capacity: Mapped[int | None] = mapped_column(BigInteger)
     resident_runs: Mapped[list[str] | None]
@@ -88,6 +89,7 @@ class EndedProcess(Base):
     """A process that died: its lease ended, or its supervisor saw it exit. One that ends in order leaves no row.
 
     ``runs`` and ``samples``: runs that a trainer leased, and samples that a sampling process drew, which others took over.
+    ``drained_at`` and ``drain_reason``: the drain of a trainer, which has it again should it live after all.
     """
 
     __tablename__ = "ended_processes"
@@ -102,3 +104,5 @@ class EndedProcess(Base):
     ended_at: Mapped[datetime] = mapped_column(index=True)
     runs: Mapped[int]
     samples: Mapped[int]
+    drained_at: Mapped[datetime | None]
+    drain_reason: Mapped[str | None] = mapped_column(String(500))

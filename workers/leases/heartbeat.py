@@ -26,13 +26,15 @@ class Heartbeat:
         self._clock = runtime.clock
         self._lease = ENDLESS_LEASE if self.is_alone else lease
         self._renewed = self._unbroken_since = float("-inf")
+        self.is_ending = False
+        self._has_told_end = False
 
     @property
     def is_due(self) -> bool:
         """True when the lease should be renewed."""
         if self.is_alone:
             return self._renewed == float("-inf")
-        return monotonic() - self._renewed >= self.renewal_seconds / 2
+        return self.is_ending != self._has_told_end or monotonic() - self._renewed >= self.renewal_seconds / 2
 
     @property
     def has_lease(self) -> bool:
@@ -62,12 +64,17 @@ class Heartbeat:
         is_unbroken = monotonic() - self._unbroken_since >= self._lease.total_seconds()
         return self.has_lease and (self.is_alone or (self.is_sure and is_unbroken))
 
+    def end(self) -> None:
+        """Have the next renewal tell that this process ends in order and takes no more work. It is due at once."""
+        self.is_ending = True
+
     async def renew(self) -> None:
         """Renew the lease. Raises ``Unavailable``."""
         # Taken before: the lease is written with an earlier time than that of the answer.
-        now = monotonic()
+        now, is_ending = monotonic(), self.is_ending
         async with self._database.write() as transaction:
-            await renew(transaction, self.identity, lease=self._lease, clock=self._clock)
+            await renew(transaction, self.identity, lease=self._lease, clock=self._clock, is_ending=is_ending)
+        self._has_told_end = is_ending
         # Until the commit others saw the lease before. It counts as broken one renewal early: others renewed that much before.
         if monotonic() - self._renewed >= self._lease.total_seconds() - self.renewal_seconds:
             self._unbroken_since = now

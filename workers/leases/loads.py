@@ -13,7 +13,7 @@ from workers.leases.processes import WorkerIdentity, alive
 
 @dataclass(frozen=True, slots=True)
 class TrainerLoads:
-    """Runs of the living trainers of one base model that take runs. A drained one counts only for itself."""
+    """Runs of the living trainers of one base model that take runs. One that is drained or ends counts only for itself."""
 
     #: Runs of the trainer that asks.
     own: int
@@ -31,7 +31,7 @@ async def read_loads(
     session: AsyncSession, identity: WorkerIdentity, clock: Clock, *, asked_since: datetime | None = None
 ) -> TrainerLoads:
     """Return the loads as the trainer ``identity`` sees them, with ``asked_since`` of the runs with a request since then."""
-    living = await alive(session, ProcessKind.TRAINER, identity.base_model, clock, is_drained=False)
+    living = await alive(session, ProcessKind.TRAINER, identity.base_model, clock, takes_work=True)
     trainers = sorted({*living, identity.id})
     counts = await count_runs(session, trainers, asked_since=asked_since)
     return TrainerLoads(counts.get(identity.id, 0), sum(counts.values()), len(trainers))

@@ -52,24 +52,29 @@ def new_identity(kind: ProcessKind, base_model: str = "", capacity: int | None =
     return WorkerIdentity(f"{kind}-{uuid4().hex[:20]}", kind, base_model, capacity, version("weft"))
 
 
-async def renew(transaction: AsyncSession, identity: WorkerIdentity, *, lease: timedelta, clock: Clock) -> None:
-    """Have the process's lease end ``lease`` from now; insert its row if there is none."""
+async def renew(
+    transaction: AsyncSession, identity: WorkerIdentity, *, lease: timedelta, clock: Clock, is_ending: bool = False
+) -> None:
+    """Have the process's lease end ``lease`` from now; insert its row if there is none.
+
+    ``is_ending``: the process takes no more work.
+    """
     now = await database_now(transaction, clock)
-    values = {
+    renewed: dict[str, object] = {"expires_at": now + lease}
+    if is_ending:
+        renewed["ending_at"] = now
+    values = renewed | {
         "id": identity.id,
         "kind": identity.kind,
         "base_model": identity.base_model,
         "host": this_host(),
         "pid": os.getpid(),
         "started_at": now,
-        "expires_at": now + lease,
         "capacity": identity.capacity,
         "release": identity.release,
     }
     insert = _INSERTS[transaction.get_bind().dialect.name](WorkerProcess).values(values)
-    await transaction.execute(
-        insert.on_conflict_do_update(index_elements=[WorkerProcess.id], set_={"expires_at": now + lease})
-    )
+    await transaction.execute(insert.on_conflict_do_update(index_elements=[WorkerProcess.id], set_=renewed))
 
 
 async def tell_pool(
@@ -129,15 +134,15 @@ async def some_pool_has_replicas(session: AsyncSession, base_model: str, clock: 
 
 
 async def alive(
-    session: AsyncSession, kind: ProcessKind, base_model: str, clock: Clock, *, is_drained: bool | None = None
+    session: AsyncSession, kind: ProcessKind, base_model: str, clock: Clock, *, takes_work: bool = False
 ) -> list[str]:
-    """Return the ids of the living processes of a kind, in order; ``is_drained`` leaves out the others."""
+    """Return the ids of the living processes of a kind, in order; ``takes_work`` leaves out those that are drained or end."""
     now = await database_now(session, clock)
     found = select(WorkerProcess.id).where(
         WorkerProcess.kind == kind, WorkerProcess.base_model == base_model, WorkerProcess.expires_at > now
     )
-    if is_drained is not None:
-        found = found.where(WorkerProcess.drained_at.is_not(None) if is_drained else WorkerProcess.drained_at.is_(None))
+    if takes_work:
+        found = found.where(WorkerProcess.drained_at.is_(None), WorkerProcess.ending_at.is_(None))
     return list(await session.scalars(found.order_by(WorkerProcess.id)))
 
 

@@ -59,7 +59,7 @@ class RunReleases:
         runtime, now = self._runtime, self._runtime.clock()
         async with runtime.database.write() as transaction:
             takers = await alive(
-                transaction, ProcessKind.TRAINER, self._identity.base_model, runtime.clock, is_drained=False
+                transaction, ProcessKind.TRAINER, self._identity.base_model, runtime.clock, takes_work=True
             )
             await lift_run_directives(transaction, list(leaving))
             rest: list[RunId] = []

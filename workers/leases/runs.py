@@ -65,7 +65,6 @@ class RunLeases:
         """Operators' directives as of the last look."""
         self._stopping = asyncio.Event()
         self._placed = asyncio.Event()
-        self._is_claiming = True
 
     def tell_claims(self, on_news: OnNews) -> None:
         """Call ``on_news`` with runs that were claimed, which may have operations from before, and when directives change."""
@@ -84,8 +83,9 @@ class RunLeases:
             )
 
     def stop_claiming(self) -> None:
-        """Claim no further run: this trainer is about to end."""
-        self._is_claiming = False
+        """Claim no further run, and have the others know: this trainer is about to end."""
+        self._heartbeat.end()
+        self._placed.set()
 
     def stop(self) -> None:
         """End ``run``. The trainer keeps its runs until they are released, or until its lease ends."""
@@ -104,7 +104,7 @@ class RunLeases:
         is_directed = await self.look_at_directives()
         await self._unplaced.place_if_due()
         found = ClaimedRuns()
-        if self._is_claiming and not self.directives.is_drained:
+        if not (self._heartbeat.is_ending or self.directives.is_drained):
             found = await self._claims.claim()
         if found.has_left:
             self._placed.set()

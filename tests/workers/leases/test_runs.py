@@ -331,6 +331,53 @@ async def test_an_orderly_end_hands_over_at_once(trainers: Trainers) -> None:
     assert (await trainers.head(two, run)).lane == run
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_a_trainer_that_ends_counts_for_no_even_part(trainers: Trainers) -> None:
+    """The trainer has runs that it saves still, for as long as its disk takes. Others claim what it has released, and new runs."""
+    for number in range(8):
+        await trainers.run(number)
+    one, two = trainers.leases("one"), trainers.leases("two")
+    await asyncio.gather(*(_renew(trainers, leases) for leases in (one, two)))
+    await one.look()
+    await two.look()
+    assert await trainers.held() == {one.identity.id: 4, two.identity.id: 4}
+    one.stop_claiming()
+    await one.look()
+    async with trainers.database.read() as session:
+        mine = await session.scalars(select(Run.id).where(Run.trainer_id == one.identity.id))
+    await one.releases.release_all_but(mine.all()[:2])
+    await trainers.run(8)
+    await one.look()
+    await two.look()
+    assert await trainers.held() == {one.identity.id: 2, two.identity.id: 7}
+    third = trainers.leases("two")
+    await third.look()
+    assert await two.releases.surplus() == [], "they were busy just now"
+    trainers.now += timedelta(minutes=1)
+    assert len(await two.releases.surplus()) == 3, "the even part of two trainers is four of seven"
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_a_trainer_that_ends_is_told_at_once_and_its_peers_go_on(trainers: Trainers) -> None:
+    one, two = (trainers.leases(name, lease=timedelta(hours=1)) for name in ("one", "two"))
+    await two.look()
+    running = asyncio.create_task(one.run())
+
+    async def takers() -> list[str]:
+        async with trainers.database.read() as session:
+            return await alive(session, ProcessKind.TRAINER, BASE, trainers.clock("one"), takes_work=True)
+
+    async with asyncio.timeout(60):
+        while len(await takers()) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        one.stop_claiming()
+        while one.identity.id in await takers():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert await takers() == [two.identity.id]
+    one.stop()
+    await running
+
+
 async def test_an_operation_accepted_for_a_trainer_that_just_died_is_found(trainers: Trainers) -> None:
     run = await trainers.run(0, has_work=False)
     # The API read the run's row before the trainer died, and wrote after it was reaped.

@@ -46,14 +46,14 @@ async def note_ended(
     """Record that the processes have died, each with so many runs and samples in its hands. Their rows must be there still."""
     # A process that was thawed after its end was noted may die again.
     await transaction.execute(delete(EndedProcess).where(EndedProcess.id.in_(processes)))
-    columns = ("id", "kind", "base_model", "host", "pid", "release", "started_at", "ended_at", "runs", "samples")
+    copied = ("id", "kind", "base_model", "host", "pid", "release", "started_at", "drained_at", "drain_reason")
     found = select(
-        *(getattr(WorkerProcess, name) for name in columns[:7]),
+        *(getattr(WorkerProcess, name) for name in copied),
         literal(now, EndedProcess.ended_at.type),
         literal(runs, Integer),
         literal(samples, Integer),
     ).where(WorkerProcess.id.in_(processes))
-    await transaction.execute(insert(EndedProcess).from_select(columns, found))
+    await transaction.execute(insert(EndedProcess).from_select([*copied, "ended_at", "runs", "samples"], found))
 
 
 async def list_ended(session: AsyncSession, *, since: datetime) -> list[EndedStanding]:

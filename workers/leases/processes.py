@@ -21,7 +21,7 @@ from contracts.pass_report import EndedPass
 from store.clock import Clock
 from store.database import session_name, this_host
 from store.database_clock import database_now
-from store.tables import PoolState, ProcessKind, WorkerProcess
+from store.tables import EndedProcess, PoolState, ProcessKind, WorkerProcess
 from tenants.worker_standings import ToldReplica
 
 _INSERTS: dict[str, Any] = {"sqlite": sqlite_insert, "postgresql": postgres_insert}
@@ -54,8 +54,8 @@ def new_identity(kind: ProcessKind, base_model: str = "", capacity: int | None =
 
 async def renew(
     transaction: AsyncSession, identity: WorkerIdentity, *, lease: timedelta, clock: Clock, is_ending: bool = False
-) -> None:
-    """Have the process's lease end ``lease`` from now; insert its row if there is none.
+) -> datetime:
+    """Have the process's lease end ``lease`` from now; insert its row if there is none. Return the time of the row's insertion.
 
     ``is_ending``: the process takes no more work.
     """
@@ -74,7 +74,29 @@ async def renew(
         "release": identity.release,
     }
     insert = _INSERTS[transaction.get_bind().dialect.name](WorkerProcess).values(values)
-    await transaction.execute(insert.on_conflict_do_update(index_elements=[WorkerProcess.id], set_=renewed))
+    upsert = insert.on_conflict_do_update(index_elements=[WorkerProcess.id], set_=renewed)
+    began: datetime = (await transaction.execute(upsert.returning(WorkerProcess.started_at))).scalar_one()
+    if began == now:
+        await _drain_again(transaction, identity.id)
+    return began
+
+
+async def _drain_again(transaction: AsyncSession, process: str) -> None:
+    """Drain a process that was taken for dead when it was drained, and whose row is new.
+
+    A statement of its own: the insertion may have waited for the transaction that took the process for dead, unseen.
+    """
+    ended = EndedProcess.id == process
+    drain = {
+        name: select(getattr(EndedProcess, name)).where(ended).scalar_subquery()
+        for name in ("drained_at", "drain_reason")
+    }
+    await transaction.execute(
+        update(WorkerProcess)
+        .where(WorkerProcess.id == process)
+        .values(drain)
+        .execution_options(synchronize_session=False)
+    )
 
 
 async def tell_pool(

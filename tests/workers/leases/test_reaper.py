@@ -1,5 +1,6 @@
 """The runs and samples of forsaken processes are released; processes that live, or may live, keep theirs."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytest_asyncio
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select, text, update
 
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import NewOperation, OperationState
@@ -35,13 +36,14 @@ from tenants.gates import Dispatch, Entry, in_flight, make_gates, mark_in_flight
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
+from tenants.trainers import drain_trainer, list_trainers, undrain_trainer
 from tests.payloads import digest, stored
 from tests.workers.runtimes import lease_moves, make_runtime
 from workers.housekeeping.schedule import StepName
 from workers.housekeeping.steps import HousekeepingSteps
 from workers.leases.heartbeat import RENEWALS
 from workers.leases.processes import WorkerIdentity, new_identity, remove_processes, renew
-from workers.leases.reaper import reap_forsaken
+from workers.leases.reaper import reap_forsaken, reap_trainers
 from workers.leases.runs import RunLeases
 
 GONE, KEPT = "test/gone", "test/kept"
@@ -251,6 +253,56 @@ async def test_a_process_that_dies_twice_is_told_once_and_ends_in_order_untold(h
     async with house.database.write() as transaction:
         await remove_processes(transaction, [house.bases[KEPT].trainer.id])
     assert house.bases[KEPT].trainer.id not in await ended(house)
+
+
+async def test_a_drain_outlives_the_row_of_a_trainer_that_was_taken_for_dead(house: House) -> None:
+    """Neither does another trainer get it, nor does one come back whose drain an operator has ended."""
+    gone, kept = (house.bases[name].trainer for name in (GONE, KEPT))
+
+    async def lapse() -> dict[str, tuple[datetime | None, str | None]]:
+        """Have both trainers taken for dead and come back; return the drain of each."""
+        for base_model in (GONE, KEPT):
+            await house.end(base_model, ago=11 * LEASE)
+        await house.sweep()
+        async with house.database.write() as transaction:
+            for trainer in (gone, kept):
+                await renew(transaction, trainer, lease=LEASE, clock=house.clock)
+        async with house.database.read() as session:
+            return {one.id: (one.drained_at, one.reason) for one in await list_trainers(session, house.clock)}
+
+    async with house.database.write() as transaction:
+        await drain_trainer(transaction, gone.id, reason="maintenance", now=house.now)
+    for _ in range(2):
+        assert await lapse() == {gone.id: (house.now, "maintenance"), kept.id: (None, None)}
+    async with house.database.write() as transaction:
+        await undrain_trainer(transaction, gone.id)
+    assert await lapse() == {gone.id: (None, None), kept.id: (None, None)}
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_a_trainer_that_renews_while_it_is_reaped_is_drained_still(house: House) -> None:
+    gone = house.bases[GONE].trainer
+
+    async def come_back() -> None:
+        async with house.database.write() as transaction:
+            await renew(transaction, gone, lease=LEASE, clock=house.clock)
+
+    async def is_waiting() -> bool:
+        async with house.database.read() as session:
+            here = "datname = current_database() AND wait_event_type = 'Lock'"
+            return bool(await session.scalar(text(f"SELECT count(*) FROM pg_stat_activity WHERE {here}")))
+
+    async with asyncio.timeout(60):
+        async with house.database.write() as reaping:
+            await drain_trainer(reaping, gone.id, reason="maintenance", now=house.now)
+            await reap_trainers(reaping, [gone.id], house.runtime)
+            renewing = asyncio.create_task(come_back())
+            while not await is_waiting():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        await renewing
+    async with house.database.read() as session:
+        drains = {one.id: one.reason for one in await list_trainers(session, house.clock)}
+    assert drains == {gone.id: "maintenance", house.bases[KEPT].trainer.id: None}
 
 
 async def test_old_deaths_are_forgotten_and_late_ones_stay(house: House) -> None:

@@ -333,7 +333,7 @@ async def test_an_orderly_end_hands_over_at_once(trainers: Trainers) -> None:
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 async def test_a_trainer_that_ends_counts_for_no_even_part(trainers: Trainers) -> None:
-    """The trainer has runs that it saves still, for as long as its disk takes. Others claim what it has released, and new runs."""
+    """The trainer has runs that it saves, as long as its disk takes. Others claim what it has released, and new runs."""
     for number in range(8):
         await trainers.run(number)
     one, two = trainers.leases("one"), trainers.leases("two")

@@ -1,4 +1,4 @@
-"""Folders of the data folder that rows name: checkpoints' and deleted ones', each run's newest snapshot, staged archives."""
+"""Folders of the data folder that rows name: checkpoints' and deleted ones', runs' newest snapshots, staged archives, records."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +8,19 @@ from sqlalchemy import Connection, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import CheckpointId
-from store.tables import Checkpoint, CheckpointHold, DiscardedFolder, Run, RunState, SampleInFlight, WeightJob
+from store.tables import (
+    Checkpoint,
+    CheckpointHold,
+    DiscardedFolder,
+    Run,
+    RunState,
+    SampleInFlight,
+    WeightJob,
+    WorkerProcess,
+)
 from tenants.checkpoint_holds import is_needed
 from tenants.checkpoints import CHECKPOINTS, checkpoint_in
+from tenants.trainers import RECORDS
 from tenants.weight_jobs import IMPORTS, staged_folder
 
 
@@ -36,6 +46,10 @@ async def unrecorded_folders(session: AsyncSession, folders: Sequence[str]) -> l
         jobs = [folder.rpartition("/")[2] for folder in folders]
         unfinished = select(WeightJob.id).where(WeightJob.id.in_(jobs), WeightJob.finished_at.is_(None))
         known = {staged_folder(job) for job in await session.scalars(unfinished)}
+    elif folders[0].startswith(f"{RECORDS}/"):
+        trainers = [folder.rpartition("/")[2] for folder in folders]
+        living = select(WorkerProcess.id).where(WorkerProcess.id.in_(trainers))
+        known = {f"{RECORDS}/{trainer}" for trainer in await session.scalars(living)}
     else:
         snapshots = await session.scalars(select(Run.snapshot_dir).where(Run.snapshot_dir.in_(folders)))
         known = {name for name in snapshots if name}

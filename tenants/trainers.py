@@ -13,6 +13,8 @@ from store.database_clock import database_now
 from store.tables import ProcessKind, Run, RunEvent, WorkerProcess
 from tenants.run_history import RunEventKind
 
+RECORDS = "in-hand"
+"""Folder of the trainers' records of their work in hand, relative to the data folder: a folder for each, by its id."""
 REPLAY_WINDOW = timedelta(hours=1)
 """Time in which replays are counted."""
 

@@ -1,4 +1,4 @@
-"""Removal of folders of checkpoints, snapshots and staged archives, once their rows are gone."""
+"""Removal of folders of checkpoints, snapshots, staged archives and dead trainers' records, once their rows are gone."""
 
 import asyncio
 import logging
@@ -10,12 +10,13 @@ from ledger.runtime import Runtime
 from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS
 from tenants.discarded_folders import forget_removed, put_last
 from tenants.recorded_folders import removable, unrecorded_folders
+from tenants.trainers import RECORDS
 from tenants.weight_jobs import IMPORTS
 from workers.housekeeping.step import SMALL, Batch
 
 log = logging.getLogger(__name__)
 
-_PARENTS = (CHECKPOINTS, SNAPSHOTS, IMPORTS)
+_PARENTS = (CHECKPOINTS, SNAPSHOTS, IMPORTS, RECORDS)
 """Folders whose entries rows name, in the order in which orphans are looked for."""
 _UNNOTICED = timedelta(minutes=1)
 """Longest time for which a transaction that has read a checkpoint's row may go on without noticing that it was deleted."""
@@ -60,13 +61,14 @@ class FolderRemoval:
             await asyncio.gather(*(asyncio.to_thread(self._runtime.data_folder.remove, folder) for folder in some))
 
     async def remove_orphans(self, *, settled: bool, after: str = "", most: int = SMALL) -> Batch:
-        """Remove folders of checkpoints, snapshots and archives that no row names, among the next ones after ``after``.
+        """Remove folders of checkpoints, snapshots, archives and records that no row names, among the next ones after ``after``.
 
         A batch ends once ``most`` folders went, or a few more.
 
         A process leaves such a folder when it dies between writing and recording the folder, or between deleting the row
-        and removing the folder. Without ``settled``, call this only while no other process writes to the data folder. With
-        ``settled``, folders changed within the last day stay, since another process may be about to record them.
+        and removing the folder. A trainer that dies leaves its record. Without ``settled``, call this only while no other
+        process writes to the data folder. With ``settled``, folders changed within the last day stay, since another process
+        may be about to record them.
         """
         oldest = time() - _SETTLED_SECONDS if settled else None
         removed, folder = 0, self._runtime.data_folder

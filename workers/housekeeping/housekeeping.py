@@ -145,7 +145,7 @@ class Housekeeping:
             await write_record(session, step, record)
 
     async def remove_orphans(self, *, settled: bool = False) -> None:
-        """Remove all folders of checkpoints, snapshots and archives that no row names (``FolderRemoval.remove_orphans``)."""
+        """Remove all folders that rows should name and none names (``FolderRemoval.remove_orphans``)."""
         place: str | None = ""
         while place is not None:
             place = (await self._steps.folders.remove_orphans(settled=settled, after=place)).next

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ledger.payload_files import PAYLOADS
-from ledger.work_in_hand import RECORDS
 from store.tables import (
     AdapterGate,
     ApiKey,
@@ -62,6 +61,7 @@ from store.tables import (
     WorkerProcess,
 )
 from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS
+from tenants.trainers import RECORDS
 from tenants.weight_jobs import IMPORTS
 from workers.housekeeping.schedule import StepName
 
@@ -144,7 +144,7 @@ RETENTION_OF_FOLDERS: Mapping[str, Retention] = {
     SNAPSHOTS: Ends((StepName.REMOVE_SNAPSHOTS, StepName.REMOVE_ORPHANS)),
     IMPORTS: Ends((StepName.REMOVE_ORPHANS,)),
     PAYLOADS: Ends((StepName.REMOVE_PAYLOAD_FILES,)),
-    RECORDS: Bounded("a folder for each living trainer; whoever reaps it removes it"),
+    RECORDS: Ends((StepName.REMOVE_ORPHANS,)),
     "handshakes": Bounded("random adapters of rank 4, one set for each base model that is sampled"),
     "zero-adapters": Bounded("an adapter of rank 1 for each base model that vLLM samples"),
     "logs": Bounded(

@@ -1,6 +1,6 @@
 """A worker process's heartbeat: it renews the process's lease, and tells whether the process may declare others dead."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from time import monotonic
 
 from ledger.runtime import Runtime
@@ -28,6 +28,8 @@ class Heartbeat:
         self._renewed = self._unbroken_since = float("-inf")
         self.is_ending = False
         self._has_told_end = False
+        self.row_since: datetime | None = None
+        """Time when this process's row was inserted. The row is another one after the process was taken for dead."""
 
     @property
     def is_due(self) -> bool:
@@ -73,8 +75,8 @@ class Heartbeat:
         # Taken before: the lease is written with an earlier time than that of the answer.
         now, is_ending = monotonic(), self.is_ending
         async with self._database.write() as transaction:
-            await renew(transaction, self.identity, lease=self._lease, clock=self._clock, is_ending=is_ending)
-        self._has_told_end = is_ending
+            row = await renew(transaction, self.identity, lease=self._lease, clock=self._clock, is_ending=is_ending)
+        self.row_since, self._has_told_end = row, is_ending
         # Until the commit others saw the lease before. It counts as broken one renewal early: others renewed that much before.
         if monotonic() - self._renewed >= self._lease.total_seconds() - self.renewal_seconds:
             self._unbroken_since = now

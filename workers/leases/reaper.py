@@ -17,7 +17,7 @@ from ledger.runtime import Runtime
 from ledger.sample_claims import return_samples_of
 from ledger.untold import tell_of_trainer
 from ledger.wakeups import cleared_samples_topic, sampling_topic
-from ledger.work_in_hand import read_record, remove_record
+from ledger.work_in_hand import keep_record, read_record
 from store.database import after_commit
 from store.database_clock import database_now
 from store.tables import ProcessKind, VersionCommand
@@ -89,7 +89,7 @@ async def reap_trainers(transaction: AsyncSession, dead: Sequence[str], runtime:
         for _ in range(runs):
             after_commit(transaction, partial(runtime.telemetry.metrics.lease_moved, "expired"))
         after_commit(transaction, partial(runtime.telemetry.metrics.operations_suspected, len(suspects)))
-        after_commit(transaction, partial(remove_record, runtime.data_folder, trainer))
+        after_commit(transaction, partial(keep_record, runtime.data_folder, trainer))
         log.warning(
             "trainer %s is dead; its %d runs go to others, it had %d operations in hand", trainer, runs, len(suspects)
         )

@@ -1,11 +1,13 @@
 """A trainer's releases: finds the training runs that the trainer should not keep, and ends its leases on them."""
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 
 from contracts.ids import RunId
 from ledger.runtime import Runtime
 from ledger.wakeups import handed_over_topic, placements_topic
+from ledger.work_in_hand import remove_record
 from store.tables import ProcessKind
 from tenants.placements import MOST_RUNS
 from tenants.run_directives import lift_run_directives
@@ -87,6 +89,8 @@ class RunReleases:
             await reap_trainers(transaction, [self._identity.id], self._runtime)
             topic = placements_topic(self._identity.base_model)
             self._runtime.wakeups.announce_after_commit(transaction, topic)
+        # Counted, and this process ends: nothing in the record counts again.
+        await asyncio.to_thread(remove_record, self._runtime.data_folder, self._identity.id)
 
     async def release_all(self) -> None:
         """Release every run at an orderly end and remove this trainer, so that others need not wait for its lease to end."""

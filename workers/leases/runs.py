@@ -6,7 +6,8 @@ the run has passed to another (``tenants/run_leases.py``).
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
+from datetime import datetime
 from typing import Protocol
 
 from contracts.ids import RunId
@@ -61,6 +62,9 @@ class RunLeases:
         self._unplaced = UnplacedRuns(identity.base_model, runtime)
         self._claims = RunClaims(identity, runtime)
         self._on_news: OnNews | None = None
+        self._on_row: Callable[[], Awaitable[None]] | None = None
+        self._row: datetime | None = None
+        """Row of which ``_on_row`` has heard."""
         self.directives = Directives()
         """Operators' directives as of the last look."""
         self._stopping = asyncio.Event()
@@ -69,6 +73,10 @@ class RunLeases:
     def tell_claims(self, on_news: OnNews) -> None:
         """Call ``on_news`` with runs that were claimed, which may have operations from before, and when directives change."""
         self._on_news = on_news
+
+    def tell_rows(self, on_row: Callable[[], Awaitable[None]]) -> None:
+        """Await ``on_row`` whenever this trainer has another row than before, and before it claims runs with that one."""
+        self._on_row = on_row
 
     async def run(self) -> None:
         """Renew, reap and claim until ``stop``."""
@@ -100,6 +108,7 @@ class RunLeases:
             return
         if self._heartbeat.is_due:
             await self._heartbeat.renew()
+            await self._hear_of_row()
             await reap_peers(self._runtime, self._heartbeat)
         is_directed = await self.look_at_directives()
         await self._unplaced.place_if_due()
@@ -110,6 +119,11 @@ class RunLeases:
             self._placed.set()
         if (found.claimed or is_directed) and self._on_news is not None:
             self._on_news(found.claimed, is_directed=is_directed)
+
+    async def _hear_of_row(self) -> None:
+        if self._on_row is not None and self._heartbeat.row_since != self._row:
+            await self._on_row()
+            self._row = self._heartbeat.row_since
 
     async def look_at_directives(self) -> bool:
         """Read operators' directives for this trainer; return whether they have changed. Raises ``Unavailable``."""

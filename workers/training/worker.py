@@ -12,6 +12,7 @@ out of memory. Invariants:
 import asyncio
 import logging
 from collections.abc import Awaitable, Collection, Sequence
+from functools import partial
 from time import monotonic
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -99,6 +100,7 @@ class TrainingWorker:
             held_since=lambda: leases.held_since,
         )
         leases.tell_claims(self._look_at_claimed)
+        leases.tell_rows(partial(engine.in_hand.open, runtime.data_folder, leases.identity.id))
         self._stopping = asyncio.Event()
         self._news = asyncio.Event()
         """Set when the ledger may hold operations that are not in the lanes yet."""
@@ -118,7 +120,6 @@ class TrainingWorker:
         Raises ``ProcessMustEnd``: the device has failed, or the group. The runs are released then, and what was in hand stays
         pending.
         """
-        await asyncio.to_thread(self._engine.in_hand.open, self._data_folder, self.leases.identity.id)
         writing = asyncio.create_task(self._write(), name=f"completions {self._base_model}")
         leasing = asyncio.create_task(self.leases.run(), name=f"leases {self._base_model}")
         working = asyncio.create_task(self._work_to_the_end(writing), name=f"work {self._base_model}")

@@ -7,14 +7,17 @@ import pytest
 from sqlalchemy import select, update
 
 from contracts.ids import CheckpointId
-from store.tables import Run, Session, VersionCommand
+from ledger.work_in_hand import WorkInHand, keep_record
+from store.tables import ProcessKind, Run, Session, VersionCommand
 from tenants.checkpoints import directory_of
 from tenants.run_directives import RunDirective, direct_run, standing_directive
 from tenants.run_history import RunEventKind, note_run_events, run_history
+from tenants.trainers import RECORDS
 from tests.workers.housekeeping.conftest import House
 from workers.housekeeping.folders import FolderRemoval
 from workers.housekeeping.schedule import StepName
 from workers.housekeeping.step import Batch
+from workers.leases.processes import new_identity, renew
 
 
 async def test_a_version_command_whose_sender_died_goes(house: House) -> None:
@@ -140,3 +143,18 @@ async def test_a_runs_old_events_and_directives_that_nobody_carried_out_go(house
     async with house.database.read() as session:
         assert [event.at for event in await run_history(session, run)] == [house.now - timedelta(days=20)]
         assert await standing_directive(session, run) is None
+
+
+async def test_a_dead_trainers_record_goes_a_day_after_its_death(house: House) -> None:
+    """A living trainer's record stays, however old its folder is: only the file in it changes."""
+    living = new_identity(ProcessKind.TRAINER, "test/tiny")
+    async with house.database.write() as transaction:
+        await renew(transaction, living, lease=timedelta(hours=1), clock=house.clock)
+    works = {name: WorkInHand() for name in (living.id, "trainer-long-dead", "trainer-just-dead")}
+    for name, work in works.items():
+        await work.open(house.folder, name)
+        work.close()
+        os.utime(house.folder.path(f"{RECORDS}/{name}"), (0, 0))
+    keep_record(house.folder, "trainer-just-dead")
+    await house.keeping.run_step(StepName.REMOVE_ORPHANS)
+    assert set(house.folder.folders(RECORDS)) == {f"{RECORDS}/{living.id}", f"{RECORDS}/trainer-just-dead"}

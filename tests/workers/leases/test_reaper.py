@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from ledger.ledger import Ledger
 from ledger.runtime import Runtime
 from ledger.sample_claims import claim_samples
 from ledger.wakeups import Wakeups, operation_topic
+from ledger.work_in_hand import WorkInHand
 from store.database import Database, create_engine
 from store.database_clock import database_now
 from store.tables import (
@@ -36,7 +38,7 @@ from tenants.gates import Dispatch, Entry, in_flight, make_gates, mark_in_flight
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
-from tenants.trainers import drain_trainer, list_trainers, undrain_trainer
+from tenants.trainers import RECORDS, drain_trainer, list_trainers, undrain_trainer
 from tests.payloads import digest, stored
 from tests.workers.runtimes import lease_moves, make_runtime
 from workers.housekeeping.schedule import StepName
@@ -303,6 +305,42 @@ async def test_a_trainer_that_renews_while_it_is_reaped_is_drained_still(house: 
     async with house.database.read() as session:
         drains = {one.id: one.reason for one in await list_trainers(session, house.clock)}
     assert drains == {gone.id: "maintenance", house.bases[KEPT].trainer.id: None}
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_the_record_of_a_trainer_that_was_taken_for_dead_and_lives_is_kept_on(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Work in hand at each death counts one attempt, and no attempt more when the trainer dies again."""
+    now, work, trainer = 1000.0, WorkInHand(), house.bases[GONE].trainer
+    monkeypatch.setattr("workers.leases.heartbeat.monotonic", lambda: now)
+    leases = RunLeases(trainer, house.runtime)
+    leases.tell_rows(partial(work.open, house.runtime.data_folder, trainer.id))
+    folder = house.runtime.data_folder.path(f"{RECORDS}/{trainer.id}")
+    assert not folder.exists(), "a trainer without a row leaves no folder"
+    async with house.database.read() as session:
+        steps = select(Operation.id, Operation.lane).where(Operation.kind == OperationKind.OPTIM_STEP)
+        of_run = {row.lane: RequestId(row.id) for row in await session.execute(steps)}
+    early, late = (of_run[house.bases[name].run] for name in (GONE, KEPT))
+
+    async def die() -> list[int]:
+        await house.end(GONE, ago=11 * LEASE)
+        await house.sweep()
+        async with house.database.read() as session:
+            rows = await session.execute(select(Operation.id, Operation.attempts))
+            attempts = {row.id: row.attempts for row in rows}
+        return [attempts[early], attempts[late]]
+
+    await leases.look()
+    with work.holding([early]):
+        assert await die() == [1, 0]
+        now += LEASE.total_seconds()
+        await leases.look()
+        assert work, "it is in hand still"
+        with work.holding([late]):
+            assert await die() == [1, 1]
+    assert not work
+    work.close()
 
 
 async def test_old_deaths_are_forgotten_and_late_ones_stay(house: House) -> None:

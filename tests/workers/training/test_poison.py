@@ -25,11 +25,13 @@ from ledger.attempts import count_attempts
 from ledger.work_in_hand import WorkInHand, read_record, remove_record
 from store.data_folder import DataFolder
 from store.tables import Operation
+from tenants.trainers import RECORDS
 from tests.conftest import ROOT
 from tests.engine.training.conftest import make_batch
 from tests.workers.training.conftest import DEADLINE, Client, NewRig, Rig, busy_file_threads, undisturbed
 from tests.workers.training.test_residency import out_of_memory
 from tests.workers.training.test_unread_checkpoints import SickDisk, saved
+from workers.housekeeping.folders import FolderRemoval
 from workers.training.turns import Turns
 
 STEP = OptimStep(learning_rate=1e-3)
@@ -101,7 +103,8 @@ async def test_an_operation_that_kills_every_trainer_fails_alone_and_its_neighbo
     for one, request in sent:
         assert isinstance(await one.result(request), ForwardBackwardOutput | OptimStepped)
         assert (await row(rig, request)).attempts <= 1
-    assert DataFolder(tmp_path).folders("in-hand") == []
+    await FolderRemoval(rig.runtime).remove_orphans(settled=False, after=f"{RECORDS}/")
+    assert rig.data_folder.folders(RECORDS) == []
     again = new_rig(url=rig.database.engine.url.render_as_string())
     async with again.running():
         for one in neighbours:
@@ -282,7 +285,7 @@ async def test_work_that_waits_for_its_place_gets_no_attempt_when_its_trainer_di
 async def test_waiting_work_is_recorded_from_its_begin_to_its_end(tmp_path: Path) -> None:
     """Begun work stays recorded after an error that ends the process. Others' work is recorded by itself."""
     folder, work = DataFolder(tmp_path), WorkInHand()
-    work.open(folder, "trainer")
+    await work.open(folder, "trainer")
     mine, theirs = RequestId("1" * 36), RequestId("2" * 36)
     with work.holding([theirs]):
         with work.waiting(mine):
@@ -308,7 +311,7 @@ async def test_waiting_work_is_recorded_from_its_begin_to_its_end(tmp_path: Path
 async def test_a_record_shows_what_was_in_hand_last(tmp_path: Path) -> None:
     """The record is right after it has become shorter, too, and after an error that ends the process."""
     folder, work = DataFolder(tmp_path), WorkInHand()
-    work.open(folder, "trainer")
+    await work.open(folder, "trainer")
     first, second = RequestId("1" * 36), RequestId("2" * 36)
     with work.holding([first, second]), work.holding([second]):
         assert set(read_record(folder, "trainer")) == {first, second}

@@ -1,7 +1,7 @@
 """The tokens of a sample's saved progress, for samples that are cancelled between two sampling processes.
 
-Revision: 0069
-Revises: 0065
+Revision: 0068
+Revises: 0067
 """
 
 import sqlalchemy as sa
@@ -9,8 +9,8 @@ from alembic import op
 
 from migrations.online import add_column
 
-revision = "0069"
-down_revision = "0065"
+revision = "0068"
+down_revision = "0067"
 branch_labels = None
 depends_on = None
 

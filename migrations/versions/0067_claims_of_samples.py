@@ -1,7 +1,7 @@
 """The number of a sample's claims, by which its followers tell late tokens of a process that has lost it.
 
-Revision: 0068
-Revises: 0065
+Revision: 0067
+Revises: 0066
 """
 
 import sqlalchemy as sa
@@ -9,8 +9,8 @@ from alembic import op
 
 from migrations.online import add_column
 
-revision = "0068"
-down_revision = "0065"
+revision = "0067"
+down_revision = "0066"
 branch_labels = None
 depends_on = None
 

@@ -151,11 +151,15 @@ class AdapterTasks:
         self._tasks[lane.run] = task
 
         def ended(done: asyncio.Task[None]) -> None:
-            if not done.cancelled() and (failure := done.exception()) is not None:
-                # ``_run_held`` lets no other error out.
-                self._failure = failure
+            failure = None if done.cancelled() else done.exception()
             del self._tasks[lane.run]
             lane.is_busy = False
+            if isinstance(failure, Exception):
+                # What was recorded of the operation is unknown.
+                log.error("operation=%s kind=%s could not be ended", head.id, head.kind, exc_info=failure)
+                self._outcomes.put_aside(lane.run)
+                return
+            self._failure = self._failure or failure
             # Of a lane that was dropped the ledger alone knows the operations.
             (self._wake if lane.is_dropped else self._turns.again)()
 
@@ -164,12 +168,7 @@ class AdapterTasks:
     async def _run_held(self, lane: Lane, head: ReadyOperation, work: Coroutine[Any, Any, bool], retries: bool) -> None:
         # In hand only once it has its place among others: a neighbour's death must not count against what waits.
         with self._engine.in_hand.waiting(head.id):
-            try:
-                is_away = await self._run(lane, head, work, retries)
-            except Exception:  # the edge of a task: what was recorded of the operation is unknown
-                log.exception("operation=%s kind=%s could not be ended; trying again later", head.id, head.kind)
-                self._outcomes.drop(lane.run)
-                is_away = True
+            is_away = await self._run(lane, head, work, retries)
         if is_away:
             await asyncio.sleep(_PAUSE_SECONDS)
 
@@ -244,15 +243,10 @@ class AdapterTasks:
             self._outcomes.complete(lane, head, error)
             return
         self._residency.forget(lane.run)
-        try:
-            await self._checkpoints.fail_creation(head, error)
-        except Exception:
-            log.exception("operation=%s kind=%s could not be recorded", head.id, head.kind)
-            self._outcomes.drop(lane.run)
-        else:
-            lane.finish(head)
-            lane.waiting.clear()
-            lane.loaded.clear()
+        await self._checkpoints.fail_creation(head, error)
+        lane.finish(head)
+        lane.waiting.clear()
+        lane.loaded.clear()
 
     # --- kinds of work ---------------------------------------------------------------------------------------------
 

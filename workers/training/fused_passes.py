@@ -40,6 +40,9 @@ _HEADROOM = 8
 sequence. Without the long sequence there would be too few micro-batches for the cores."""
 
 
+_Begun = tuple[Lane, ReadyOperation, PassOperation]
+
+
 @dataclass(frozen=True, slots=True)
 class _Chosen:
     """A piece of the pass, with its operation and lane."""
@@ -209,29 +212,31 @@ class FusedPasses:
 
     def _start(self, part: _Part, slots: int) -> None:
         self._free -= slots
-        self._track(self._run(part.chosen, slots), f"pass {self._base_model}")
+        begun = [(chosen.lane, chosen.operation, chosen.piece.operation) for chosen in part.chosen]
+        self._track(self._run(part.chosen, slots), f"pass {self._base_model}", begun)
 
-    def _track(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _track(self, work: Coroutine[Any, Any, None], name: str, begun: Sequence[_Begun]) -> None:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(partial(self._done, begun))
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _done(self, begun: Sequence[_Begun], task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (failure := task.exception()) is not None:
-            if isinstance(failure, Exception):
-                log.error("task=%s failed", task.get_name(), exc_info=failure)
-            else:
-                self._failure = failure
+        failure = None if task.cancelled() else task.exception()
+        if isinstance(failure, Exception):
+            log.error("task=%s failed operations=%d", task.get_name(), len(begun), exc_info=failure)
+            _end(begun)
+            for lane, _, _ in begun:
+                self._complete_in_order(lane)
+                # Later operations of the run may have waited for this one to end.
+                self._outcomes.put_aside(lane.run)
+        else:
+            self._failure = self._failure or failure
         self._ended()
 
     async def _run(self, part: Sequence[_Chosen], slots: int) -> None:
-        try:
-            with self._in_hand.holding([chosen.operation.id for chosen in part]):
-                await self._run_held(part, slots)
-        except Exception:  # the edge of a task: others' passes go on
-            log.exception("fused pass failed base=%s operations=%d", self._base_model, len(part))
-            _end(part)
+        with self._in_hand.holding([chosen.operation.id for chosen in part]):
+            await self._run_held(part, slots)
         for lane in {chosen.lane.run: chosen.lane for chosen in part}.values():
             self._complete_in_order(lane)
 
@@ -244,7 +249,7 @@ class FusedPasses:
             if has_failed_whole([result.error for result in computed.results]):
                 await self._engine.check_device()
             # The next pass starts first, so that no core waits while results are noted.
-            self._begin_next()
+            asyncio.get_running_loop().call_soon(self.begin)
             await self._note(computed, part)
         except Exception:
             log.exception("fused pass failed base=%s operations=%d", self._base_model, len(part))
@@ -253,14 +258,11 @@ class FusedPasses:
                 # One of them may be the cause. The others must not fail for it.
                 self._parts.extendleft(_Part([chosen], is_last=False) for chosen in reversed(part))
                 return
-            _end(part)
-
-    def _begin_next(self) -> None:
-        try:
-            self.begin()
-        except Exception:
-            # Not the failure of the pass that has ended. The next round begins passes again.
-            log.exception("the next pass could not be begun base=%s", self._base_model)
+            _end([(chosen.lane, chosen.operation, chosen.piece.operation) for chosen in part])
+            # Later operations of the runs may have waited for these to end.
+            lanes = {chosen.lane.run: chosen.lane for chosen in part}.values()
+            in_order = [begun for lane in lanes for begun in _started_in_order(lane)]
+            await self._compute.run(partial(self._trainer.end_complete, in_order))
 
     async def _computed(self, part: Sequence[_Chosen], slots: int) -> ComputedPass:
         pieces = [chosen.piece for chosen in part]
@@ -284,15 +286,11 @@ class FusedPasses:
     def _begin_loss(self) -> None:
         """Start evaluating the custom loss whose turn it is, if none is under way."""
         if not self._stopping and (loss := self._losses.take()) is not None:
-            self._track(self._evaluate(loss), f"custom loss {self._base_model}")
+            begun = [(loss.lane, loss.operation, loss.begun)]
+            self._track(self._evaluate(loss), f"custom loss {self._base_model}", begun)
 
     async def _evaluate(self, loss: LossToEvaluate) -> None:
-        try:
-            await self._losses.evaluate(loss, partial(_started_in_order, loss.lane))
-        except Exception:  # the edge of a task: the operation fails alone
-            log.exception("custom loss failed base=%s request=%s", self._base_model, loss.operation.id)
-            if loss.begun.outcome is None:
-                loss.begun.end(failure_of(loss.operation))
+        await self._losses.evaluate(loss, partial(_started_in_order, loss.lane))
         self._complete_in_order(loss.lane)
 
     def _complete_in_order(self, lane: Lane) -> None:
@@ -308,11 +306,11 @@ class FusedPasses:
         self._telemetry.pass_done(report, tenants=tenants, operations=[chosen.operation for chosen in part])
 
 
-def _end(part: Sequence[_Chosen]) -> None:
-    """Fail the operations of the part that have not ended."""
-    for chosen in part:
-        if chosen.piece.operation.outcome is None:
-            chosen.piece.operation.end(failure_of(chosen.operation))
+def _end(begun: Sequence[_Begun]) -> None:
+    """Fail the operations that have not ended."""
+    for _, operation, progress in begun:
+        if progress.outcome is None:
+            progress.end(failure_of(operation))
 
 
 def _most(slot_budget: int) -> int:

@@ -23,7 +23,7 @@ from workers.training.training_engine import TrainingEngine
 log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 1.0
-"""Time after a completion that was not written until the ledger is looked at because of it."""
+"""Time until the ledger is looked at because of a run that was put aside."""
 
 
 class OperationOutcomes:
@@ -47,7 +47,7 @@ class OperationOutcomes:
 
     async def write(self) -> None:
         """Write completions until the writer is closed."""
-        await self._writer.run(on_written=self._written, on_refused=self._refused)
+        await self._writer.run(on_written=self._written, on_refused=self.put_aside)
 
     def complete(self, lane: Lane, operation: ReadyOperation, outcome: Result | WeftError) -> None:
         """Move the lane past an operation that was computed or has failed, and have its completion written."""
@@ -57,7 +57,7 @@ class OperationOutcomes:
             self._complete(lane, operation, outcome)
         except Exception:  # the edge of one operation: it may be noted by half, and others are completed after it
             log.exception("run=%s is dropped from memory: operation=%s could not be completed", lane.run, operation.id)
-            self.drop(lane.run)
+            self.put_aside(lane.run)
 
     def _complete(self, lane: Lane, operation: ReadyOperation, outcome: Result | WeftError) -> None:
         if operation.is_replay:
@@ -98,8 +98,8 @@ class OperationOutcomes:
         self._forget(run)
         self._wake()
 
-    def _refused(self, run: RunId) -> None:
-        """Drop a run whose completion was not written. While the database takes no writes, it is not computed all the time."""
+    def put_aside(self, run: RunId) -> None:
+        """Drop the run as ``drop`` does, and look at the ledger after a pause: what has just failed may fail again at once."""
         self._forget(run)
         asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._wake)
 

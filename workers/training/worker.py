@@ -117,10 +117,10 @@ class TrainingWorker:
     async def run(self) -> None:
         """Work until ``stop``; then finish what is under way, and release each run as its snapshot is written.
 
-        Raises ``ProcessMustEnd``: the device has failed, or the group. The runs are released then, and what was in hand stays
-        pending.
+        Raises ``ProcessMustEnd``: the device has failed, the group, or the writer of results. The runs are released then, and
+        what was in hand stays pending.
         """
-        writing = asyncio.create_task(self._write(), name=f"completions {self._base_model}")
+        writing = asyncio.create_task(self.outcomes.write(), name=f"completions {self._base_model}")
         leasing = asyncio.create_task(self.leases.run(), name=f"leases {self._base_model}")
         working = asyncio.create_task(self._work_to_the_end(writing), name=f"work {self._base_model}")
         watching = asyncio.create_task(self._watch(), name=f"watch {self._base_model}")
@@ -128,10 +128,9 @@ class TrainingWorker:
         tasks = (working, watching, leasing, writing, telling)
         try:
             await asyncio.wait([working, watching, writing], return_when=asyncio.FIRST_COMPLETED)
-            for ended in (watching, writing):
-                if ended.done():
-                    await ended
-            await working
+            if writing.done() and (failed := writing.exception()) is not None:
+                raise ProcessMustEnd("results of training cannot be written any more") from failed
+            await (watching if watching.done() else working)
             self.leases.stop()
             await leasing
         except ProcessMustEnd as failure:
@@ -146,13 +145,6 @@ class TrainingWorker:
         await self.leases.releases.release_all()
         self._engine.in_hand.close()
         await asyncio.to_thread(remove_record, self._data_folder, self.leases.identity.id)
-
-    async def _write(self) -> None:
-        """Write completions until the writer is closed. Raises ``ProcessMustEnd``: without it nobody gets a result."""
-        try:
-            await self.outcomes.write()
-        except Exception as failure:
-            raise ProcessMustEnd("results of training cannot be written any more") from failure
 
     async def _work_to_the_end(self, writing: asyncio.Task[None]) -> None:
         await self._work()

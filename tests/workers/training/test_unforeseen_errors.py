@@ -167,7 +167,7 @@ async def test_a_step_takes_effect_once_when_its_end_cannot_be_noted(
 async def test_a_trainer_whose_results_are_not_written_any_more_ends(
     new_rig: NewRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its runs are free for other trainers, and no operation has failed."""
+    """Other trainers may claim the runs, and no operation has failed."""
     rig = new_rig()
     monkeypatch.setattr(rig.worker.outcomes, "_written", raising_once(rig.worker.outcomes._written, TypeError()))
     task = asyncio.create_task(rig.worker.run())

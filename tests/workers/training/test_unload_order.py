@@ -103,7 +103,7 @@ async def test_an_unload_runs_behind_a_gap(new_rig: NewRig) -> None:
 async def test_a_run_that_is_handed_over_is_read_whole_at_once(
     new_rig: NewRig, migrated_postgres_url: str, rare_sweeps: None
 ) -> None:
-    """Its operations lie long before what its next trainer has read."""
+    """The run's operations lie long before what its next trainer has read."""
     wakeups = Wakeups()
     home, away = (new_rig(url=migrated_postgres_url, wakeups=wakeups, lease=timedelta(seconds=60)) for _ in range(2))
     client = await home.client("client")

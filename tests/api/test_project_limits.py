@@ -266,7 +266,7 @@ async def test_a_session_that_moves_takes_its_use_with_it(cats: Tenant) -> None:
 
 
 async def test_a_session_moves_into_no_project_that_it_does_not_fit_into(cats: Tenant, dogs: Tenant) -> None:
-    """With a key that may set no limits. The tenant's administrator moves it all the same."""
+    """A key that may set no limits is refused; the tenant's administrator moves it all the same."""
     large, small = await project(cats, "large"), await project(cats, "small", open_runs=1, sessions=2, max_rank=8)
     theirs = await session_in(dogs)
     member = await key_of(cats, KeyRights(role=Role.MEMBER, projects=frozenset({large, small})))

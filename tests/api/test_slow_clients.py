@@ -225,7 +225,7 @@ async def test_what_is_beside_a_body_is_bounded(service: Service, settings: Sett
 
 
 async def test_a_head_that_is_too_large_is_told(service: Service, settings: Settings, dogs: Tenant) -> None:
-    """Its client reads what it may send, and another one's connection goes on."""
+    """The client reads what it may send, and another one's connection goes on."""
     async with (
         served(service.app, unhurried(settings)) as port,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from api.admin import ADMIN_PREFIX
 from api.admin.bodies import MOST_ROWS, Listed
 from api.admin.services import AdminServices
-from cli.administration import checked_database
+from cli.administration import check_is_made, checked_database
 from cli.answers import read_answer
 from cli.housekeeper import CommandHousekeeper
 from cli.noted_wakeups import NotedWakeups, tell
@@ -152,16 +152,26 @@ def segment(text: str) -> str:
 
 
 @contextmanager
-def open_admin(door: Door) -> Iterator[AdminClient]:
-    """Open the way to the service; close it on leaving. Raises ``WeftError``.
+def open_admin(door: Door, *, may_begin: bool = False) -> Iterator[AdminClient]:
+    """Open the way to the service; close it on leaving. Raises ``WeftError``. Exit with 2 where there is no database.
 
     On the database, the service's processes are told of changes on leaving. A cluster is told over Redis; `weft serve`
-    listens to no other process, and follows at its next look, within seconds.
+    listens to no other process, and follows at its next look, within seconds. ``may_begin`` as ``check_is_made`` has it.
     """
+    if door.url is not None:
+        with _opened(_over_http(door)) as admin:
+            yield admin
+        return
     # The settings are read first: a wrong one ends the command before anything is open.
-    noted = noted_command(load_settings(data=door.data)) if door.url is None else nullcontext()
-    opened = _over_http(door) if door.url is not None else _in_process(door)
-    with asyncio.Runner() as runner, noted:
+    settings = load_settings(data=door.data)
+    check_is_made(settings, may_begin=may_begin)
+    with noted_command(settings), _opened(_in_process(settings)) as admin:
+        yield admin
+
+
+@contextmanager
+def _opened(opened: AbstractAsyncContextManager[httpx2.AsyncClient]) -> Iterator[AdminClient]:
+    with asyncio.Runner() as runner:
         http = runner.run(opened.__aenter__())
         try:
             yield AdminClient(runner, http)
@@ -179,12 +189,11 @@ async def _over_http(door: Door) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 @asynccontextmanager
-async def _in_process(door: Door) -> AsyncIterator[httpx2.AsyncClient]:
+async def _in_process(settings: Settings) -> AsyncIterator[httpx2.AsyncClient]:
     """Yield a client of an admin API of this process, which acts as the user who runs the command."""
     # Imported late: a command over HTTP needs no application.
     from api.admin.app import create_admin_app
 
-    settings = load_settings(data=door.data)
     await asyncio.to_thread(checked_database, settings)
     database = Database(create_engine(settings.resolved_database_url()))
     wakeups = NotedWakeups()

@@ -51,9 +51,12 @@ class Done(BaseModel):
 
 
 def admin_command(
-    app: typer.Typer, name: str
+    app: typer.Typer, name: str, *, may_begin: bool = False
 ) -> Callable[[Callable[Concatenate["AdminClient", ...], Shown]], Callable[..., None]]:
-    """Return a decorator that makes a function of the admin API a command, with ``--data`` and ``--json`` beside its own."""
+    """Return a decorator that makes a function of the admin API a command, with ``--data`` and ``--json`` beside its own.
+
+    ``may_begin``: the command makes the database of a folder that is named and has none.
+    """
 
     def declare(work: Callable[..., Shown]) -> Callable[..., None]:
         def run(*, context: typer.Context, data: Path | None, as_json: bool, **given: Any) -> None:
@@ -61,7 +64,7 @@ def admin_command(
                 # Imported late, so that `weft --help` stays quick.
                 from cli.admin_client import open_admin
 
-                with open_admin(door_of(context, data)) as admin:
+                with open_admin(door_of(context, data), may_begin=may_begin) as admin:
                     shown = work(admin, **given)
             show(shown, context, as_json=as_json)
 

@@ -11,7 +11,7 @@ from api.admin.checkpoints import CheckpointBody
 from cli.acting import record_command
 from cli.admin_client import AdminClient, segment
 from cli.admin_command import Done, Shown, admin_command, local_command
-from cli.administration import on_database
+from cli.administration import check_is_made, on_database
 from cli.options import AfterOption, LimitOption
 from cli.tenants import find_tenant as find_tenant_by_name
 from cli.times import span
@@ -170,6 +170,7 @@ def _import(settings: Settings, source: Path, tenant: str, spec: str, name: str,
     # Imported late, so that `weft --help` stays quick.
     from cli.base_models import read_base_models
 
+    check_is_made(settings)
     if not source.exists():
         raise InvalidRequest(f"{source} is not there")
     (facts,) = read_base_models(settings.model_copy(update={"base_models": (spec,)})).values()

@@ -49,9 +49,12 @@ def find_tenant(admin: AdminClient, name: str) -> TenantBody:
     return found[0]
 
 
-@admin_command(app, "create")
+@admin_command(app, "create", may_begin=True)
 def create(admin: AdminClient, name: NameArgument) -> Shown:
-    """Make a tenant and its first key. The key is shown only once."""
+    """Make a tenant and its first key. The key is shown only once.
+
+    A data folder that is named and has no database gets one, for a tenant that is made before the service's first start.
+    """
     made = admin.send("POST", "/tenants", MadeTenant, NewTenant(name=name))
     return Shown(made, [made.key.secret])
 

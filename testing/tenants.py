@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cli.administration import on_database
+from cli.administration import checked_database, on_database
 from store.clock import utc_now
 from store.database import Database
 from store.settings import Settings
@@ -17,7 +17,9 @@ def make_tenants(data: Path, names: list[str], *, database_url: str | None = Non
     async def make(database: Database) -> list[str]:
         return [await new_tenant(database, name) for name in names]
 
-    return on_database(Settings(data_dir=data, database_url=database_url), make)
+    settings = Settings(data_dir=data, database_url=database_url)
+    checked_database(settings)
+    return on_database(settings, make)
 
 
 async def new_tenant(database: Database, name: str) -> str:

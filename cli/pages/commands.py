@@ -28,7 +28,7 @@ Commands of operators work on the database of the data folder, or over the [admi
 |---|---|
 | 0 | done |
 | 1 | refused: the message says what to change |
-| 2 | wrong usage, or a setting with a wrong value |
+| 2 | wrong usage, a setting with a wrong value, or a data folder without a database |
 | 3 | the service cannot be reached, fails, or answers what the command cannot read |
 
 ## Shared options

@@ -65,6 +65,7 @@ def test_an_operators_keys_are_told_as_json(tmp_path: Path) -> None:
         found: dict[str, Any] = json.loads(ended.stdout)
         return found
 
+    assert CliRunner().invoke(app, ["db", "upgrade", "--data", str(tmp_path)]).exit_code == 0
     made = weft("--json", "operator", "create", "--note", "night")
     (listed,) = weft("operator", "list", "--json")["items"]
     assert made["secret"].startswith(made["prefix"])

@@ -24,7 +24,7 @@ def pause(
     mode: Annotated[GateMode, typer.Option(help="Fate of the samples in flight.")] = GateMode.KEEP,
     reason: Annotated[str, typer.Option(help="Reason that `weft gate show` prints.")] = "",
     ttl: Annotated[
-        float | None, typer.Option(min=0, help="Seconds after which the gate opens by itself [WEFT_PAUSE_TTL].")
+        float | None, typer.Option(min=0, help="Seconds after which the gate opens by itself (WEFT_PAUSE_TTL).")
     ] = None,
     clear_cache: Annotated[
         bool, typer.Option("--clear-cache", help="Have no sample read what replicas have cached of prompts so far.")

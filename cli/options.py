@@ -14,16 +14,18 @@ if TYPE_CHECKING:
     from store.settings import Settings
 
 DataOption = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="Data folder [env: WEFT_DATA_DIR; default: .weft].")
+    Path | None, typer.Option("--data", metavar="DIR", help="Data folder (WEFT_DATA_DIR; default: .weft).")
 ]
 BaseOption = Annotated[
     list[str] | None,
     typer.Option("--base-model", metavar="[NAME=]PATH", help="A Hugging Face model folder to serve; repeatable."),
 ]
-HostOption = Annotated[str | None, typer.Option("--host", help="Address to listen on [default: 127.0.0.1].")]
+HostOption = Annotated[str | None, typer.Option("--host", help="Address to listen on (WEFT_HOST; default: 127.0.0.1).")]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, max=200, help="Most lines.")]
 AfterOption = Annotated[str | None, typer.Option("--after", help="Id of the last line of the page before.")]
-PortOption = Annotated[int | None, typer.Option("--port", help="Port to listen on, 0 for a free one [default: 8642].")]
+PortOption = Annotated[
+    int | None, typer.Option("--port", help="Port to listen on, 0 for a free one (WEFT_PORT; default: 8642).")
+]
 
 
 def load_settings(

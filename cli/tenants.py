@@ -247,7 +247,7 @@ def resume(admin: AdminClient, name: NameArgument) -> Shown:
 def delete(
     admin: AdminClient,
     name: NameArgument,
-    grace: Annotated[str, typer.Option(help="Time until the removal: 0s, 12h, 7d [WEFT_DELETION_GRACE].")] = "",
+    grace: Annotated[str, typer.Option(help="Time until the removal: 0s, 12h, 7d (WEFT_DELETION_GRACE).")] = "",
     mode: Annotated[
         SuspendMode, typer.Option(help="Until then: read_only lets the tenant export, blocked refuses it everything.")
     ] = SuspendMode.BLOCKED,

@@ -19,6 +19,7 @@ from tenants.rights import SCOPES_OF_ROLES, Role, Scope
 
 app = typer.Typer()
 
+_NONE = "none"
 _UNUSED = timedelta(days=90)
 """Age of the last use from which a list says that a key is unused."""
 
@@ -114,7 +115,7 @@ def _find(admin: AdminClient, key: str) -> OperatorsKeyBody:
 def _line(key: OperatorsKeyBody, now: datetime) -> str:
     of_role = sorted(SCOPES_OF_ROLES.get(key.role, ()))
     bounds = [
-        *(f"scope={name}" for name in (key.scopes if key.scopes != of_role else [])),
+        *(f"scope={name}" for name in (key.scopes or [_NONE] if key.scopes != of_role else [])),
         *(f"project={name}" for name in key.projects or ()),
         *(f"base={name}" for name in key.base_models or ()),
         *([] if key.max_rank is None else [f"max-rank={key.max_rank}"]),

@@ -20,7 +20,7 @@ from tenants.limits import MOST, Counted, Limits, hold_count, limits_of
 from tenants.rate_lines import forget_lines_of_keys, set_line_paces
 from tenants.rates import RATE_LIMITS
 from tenants.request_rates import REQUEST_RATE
-from tenants.rights import TENANT_ROLES, KeyRights
+from tenants.rights import SCOPES_OF_ROLES, TENANT_ROLES, KeyRights
 from tenants.signed_tokens import TokenSigner
 from tenants.suspensions import check_stays
 
@@ -183,10 +183,15 @@ def check_key_limits(limits: Mapping[str, int | None]) -> None:
 
 
 def check_rights(rights: KeyRights, now: datetime) -> None:
-    """Raise ``InvalidRequest`` for a role that no tenant's key has, and for bounds that make no sense."""
+    """Raise ``InvalidRequest`` for a role that no tenant's key has, and for bounds that make no sense or leave nothing."""
     if rights.role not in TENANT_ROLES:
         raise InvalidRequest(
             f"role {rights.role} is none that a key may be given; choose one of {', '.join(TENANT_ROLES)}"
+        )
+    if rights.scopes and not rights.effective_scopes:
+        raise InvalidRequest(
+            f"scopes: none is of role {rights.role}, whose scopes are {', '.join(sorted(SCOPES_OF_ROLES[rights.role]))}; name "
+            "one of those, or a role that has the scope"
         )
     if rights.expires_at is not None and rights.expires_at <= now:
         raise InvalidRequest(f"expires_at {rights.expires_at:%Y-%m-%dT%H:%M:%SZ} is over; name a time to come")

@@ -126,6 +126,7 @@ async def test_a_key_with_a_budget_makes_keys_that_spend_of_it_and_manages_no_ot
         {"max_rank": 0},
         {"scopes": []},
         {"scopes": ["fly"]},
+        {"role": "viewer", "scopes": ["train", "sample"]},
     ],
 )
 async def test_bounds_that_make_no_sense_are_400(admin, asked: dict) -> None:

@@ -7,7 +7,7 @@ from contracts.base_model import BaseModelFacts, read_base_model_facts
 from contracts.errors import InvalidRequest
 from contracts.tokenizer_ids import is_repository_id, sdk_tokenizer_id
 from engine.model.class_defaults import class_defaults
-from store.settings import Settings
+from store.settings import Settings, name_of_base
 
 
 def read_base_models(settings: Settings) -> dict[str, BaseModelFacts]:
@@ -30,7 +30,7 @@ def split_spec(spec: str) -> tuple[str, Path]:
     """Split ``NAME=PATH`` into name and path; of a bare ``PATH`` the path, as written, is the name."""
     name, separator, path = spec.partition("=")
     if not separator:
-        return spec.rstrip("/") or spec, Path(spec).expanduser().resolve()
+        return name_of_base(spec), Path(spec).expanduser().resolve()
     if not name or not path:
         raise InvalidRequest(f"base model {spec!r}: write NAME=PATH, or PATH alone")
     return name, Path(path).expanduser().resolve()

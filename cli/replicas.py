@@ -33,7 +33,7 @@ def sleep(admin: AdminClient, replica: ReplicaArgument, base: BaseOption, reason
 def work(admin: AdminClient, replica: ReplicaArgument, base: BaseOption) -> Shown:
     """Wake the replica and send it samples again. A replica that works is left alone."""
     admin.delete(f"/replicas/{segment(replica)}", base_model=base)
-    return Shown(Done(done="work"), [f"{replica}\twork"])
+    return Shown(Done(done="work"), [f"{replica}\tworks"])
 
 
 @admin_command(app, "show")
@@ -60,6 +60,10 @@ def list_all(
 def _direct(admin: AdminClient, replica: str, base: str, directive: ReplicaDirective, reason: str) -> Shown:
     asked = NewDirective(base_model=base, directive=directive, reason=reason)
     found = admin.send("PUT", f"/replicas/{segment(replica)}", ReplicaBody, asked)
+    if found.process is None:
+        typer.echo(
+            f"weft: no process reports a replica of that name; `weft replica list --base {base}` shows them", err=True
+        )
     return Shown(found, [f"{replica}\t{directive}"])
 
 
@@ -75,4 +79,6 @@ def _state(one: ReplicaBody) -> str:
         return "down"
     if one.condition is ReplicaCondition.CANNOT_SLEEP:
         return "drained, cannot sleep"
-    return one.directive or "work"
+    if one.directive is None:
+        return "works"
+    return one.directive if one.process is not None else "directed, not seen"

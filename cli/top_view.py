@@ -11,6 +11,7 @@ from api.admin.overview import Overview, TenantLoad
 from api.admin.processes import ApiBody, PoolBody, ProcessBody, TrainerBody
 from api.admin.queue import QueueLine
 from api.admin.replicas import ReplicaBody
+from cli.trainers import living_pool
 from contracts.plurals import counted
 from store.tables import ReplicaCondition
 
@@ -85,7 +86,7 @@ def _processes(seen: Overview) -> RenderableType:
         state = _state(trainer, "works" if trainer.drained_at is None else "drained")
         table.add_row(*_named(trainer), state, _lease(trainer), _runs(trainer))
     for pool in seen.pools:
-        table.add_row(*_named(pool), _state(pool, str(pool.state)), _lease(pool), _samples(pool))
+        table.add_row(*_named(pool), _state(pool, living_pool(pool)), _lease(pool), _samples(pool))
     for api in seen.apis:
         table.add_row(*_named(api), _state(api, "works"), _lease(api), "")
     for replica in seen.replicas:
@@ -112,13 +113,15 @@ def _named(one: TrainerBody | PoolBody | ApiBody) -> tuple[str, str, str]:
 def _replica_state(one: ReplicaBody) -> Text:
     if not one.is_alive or one.condition is ReplicaCondition.DOWN:
         return Text("down" if one.is_alive else "dead", style="bold red")
-    return Text("works", style="green") if one.directive is None else Text(str(one.directive), style="yellow")
+    if one.directive is None:
+        return Text("works", style="green")
+    return Text(one.directive if one.process is not None else "directed, not seen", style="yellow")
 
 
 def _state(one: ProcessBody, living: str) -> Text:
     if not one.is_alive:
         return Text("dead", style="bold red")
-    return Text(living, style="green" if living in ("works", "working") else "yellow")
+    return Text(living, style="green" if living == "works" else "yellow")
 
 
 def _lease(one: ProcessBody) -> str:

@@ -9,6 +9,7 @@ from api.admin.processes import ApiBody, DrainedTrainer, EndedBody, LastPassBody
 from cli.admin_client import AdminClient, segment
 from cli.admin_command import Shown, admin_command
 from contracts.plurals import counted
+from store.tables import PoolState
 
 app = typer.Typer()
 process_app = typer.Typer()
@@ -56,7 +57,7 @@ def list_pools(admin: AdminClient) -> Shown:
                 one.id,
                 one.base_model,
                 f"{one.host}:{one.pid}",
-                one.state if one.is_alive else "dead",
+                living_pool(one) if one.is_alive else "dead",
                 f"{one.claimed} claimed",
                 f"{one.in_flight} in flight",
             ]
@@ -64,6 +65,11 @@ def list_pools(admin: AdminClient) -> Shown:
         for one in found.items
     ]
     return Shown(found, lines)
+
+
+def living_pool(one: PoolBody) -> str:
+    """Return the state of a sampling process that is alive, in the words of the other lists."""
+    return "works" if one.state is PoolState.WORKING else one.state
 
 
 @admin_command(process_app, "apis")

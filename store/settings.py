@@ -331,6 +331,12 @@ class Settings(
         return self.database_url or f"sqlite:///{(self.data_dir / 'weft.db').absolute()}"
 
 
+def name_of_base(spec: str) -> str:
+    """Return the served name of an entry of ``base_models``: NAME of ``NAME=PATH``, or the path as written."""
+    name, separator, _ = spec.partition("=")
+    return name if separator else spec.rstrip("/") or spec
+
+
 def unknown_variables(environment: Iterable[str]) -> dict[str, str | None]:
     """Return the variables of weft's that set nothing, each with the setting that its name is nearest to."""
     settings = [f"WEFT_{name.upper()}" for name in Settings.model_fields]

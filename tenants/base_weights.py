@@ -6,12 +6,20 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from store.inserts import insert_unless_present
-from store.tables import BaseWeights
+from store.tables import BaseWeights, WorkerProcess
 
 
 async def accepted_fingerprint(session: AsyncSession, base_model: str) -> str | None:
     """Return the fingerprint of the base model's weights, None before their first use."""
     return await session.scalar(select(BaseWeights.fingerprint).where(BaseWeights.base_model == base_model))
+
+
+async def is_known_base(session: AsyncSession, base_model: str) -> bool:
+    """Return whether a process serves the base model, or has served it."""
+    if await accepted_fingerprint(session, base_model) is not None:
+        return True
+    serving = select(WorkerProcess.id).where(WorkerProcess.base_model == base_model).limit(1)
+    return await session.scalar(serving) is not None
 
 
 async def record_first(transaction: AsyncSession, base_model: str, fingerprint: str, now: datetime) -> None:

@@ -10,8 +10,11 @@ from api.admin.acts import record_operator
 from api.admin.bodies import Listed, Reason, operator_body
 from api.admin.services import Admin, Caller
 from api.wire.request_model import NO_NUL, PlainText, RequestModel
+from contracts.errors import UnknownBaseModel
+from store.settings import name_of_base
 from store.tables import ReplicaCondition
 from tenants.audit_actions import Action
+from tenants.base_weights import is_known_base
 from tenants.replica_directives import ReplicaDirective, direct_replica, lift_directive
 from tenants.worker_standings import ReplicaStanding, list_replicas
 
@@ -68,9 +71,16 @@ async def direct(
     replica: ReplicaName,
     body: Annotated[NewDirective, operator_body(NewDirective)],
 ) -> ReplicaBody:
-    """Drain a replica (it gets no new samples, and finishes its own), or put it to sleep: then it frees its memory, too."""
-    now = await admin.now()
+    """Drain a replica (it gets no new samples, and finishes its own), or put it to sleep: then it frees its memory, too.
+
+    Raises ``UnknownBaseModel`` for a base that no process has served and no setting names.
+    """
+    now, named = await admin.now(), map(name_of_base, admin.runtime.settings.base_models)
     async with admin.runtime.database.write() as transaction:
+        if body.base_model not in named and not await is_known_base(transaction, body.base_model):
+            raise UnknownBaseModel(
+                f"no process serves a base model {body.base_model!r}; `weft process list` shows theirs"
+            )
         await direct_replica(
             transaction, body.base_model, replica, body.directive, body.reason or None, admin.runtime.clock
         )

@@ -203,7 +203,7 @@ def settings(tmp_path: Path, migrated_database: Path) -> Settings:
     """
     (tmp_path / "data").mkdir()
     shutil.copy(migrated_database, tmp_path / "data" / "weft.db")
-    return Settings(data_dir=tmp_path / "data", metadata_only_bytes=1000, max_body_bytes=100_000)
+    return Settings(data_dir=tmp_path / "data", base_models=(BASE,), metadata_only_bytes=1000, max_body_bytes=100_000)
 
 
 @pytest.fixture

@@ -3,11 +3,13 @@
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
 from sqlalchemy import func, select, update
 
 from contracts.operations import OperationKind
-from store.tables import ApiKey, Tenant
+from store.tables import ApiKey, Tenant, WorkerProcess
+from tenants.base_weights import record_first
 from tests.api.admin.conftest import Admin
 from tests.api.conftest import BASE
 from tests.api.conftest import Tenant as Client
@@ -120,6 +122,42 @@ async def test_a_base_with_a_slash_in_its_name_has_a_gate_and_replicas(admin: Ad
     assert (await admin.http.put("/replicas/one", json=asked)).json()["directive"] == "drain"
     assert (await admin.http.delete("/replicas/one", params={"base_model": BASE})).status_code == 204
     assert (await admin.http.get("/replicas")).json()["items"] == []
+
+
+async def test_a_directive_is_refused_of_a_base_that_nobody_serves(admin: Admin) -> None:
+    """A process, accepted weights or a setting make a base known. A replica's name may be one that is still to come."""
+    now = admin.service.clock()
+    place = {"host": "here", "pid": 7, "started_at": now, "expires_at": now}
+    async with admin.service.database.write() as transaction:
+        transaction.add(WorkerProcess(id="pool", kind="pool", base_model="served", **place))
+        await record_first(transaction, "accepted", "0" * 64, now)
+    asked = {"directive": "drain", "base_model": "no/such"}
+    refused = await admin.http.put("/replicas/one", json=asked)
+    assert (refused.status_code, refused.json()["code"]) == (400, "unknown_base_model")
+    for known in ("served", "accepted", BASE):
+        answer = await admin.http.put("/replicas/one", json=asked | {"base_model": known})
+        assert (answer.status_code, answer.json()["process"]) == (200, None), answer.text
+    listed = (await admin.http.get("/replicas")).json()["items"]
+    assert sorted(one["base_model"] for one in listed) == sorted(["served", "accepted", BASE])
+
+
+async def test_a_project_that_a_tenant_has_not_is_told_to_operators_with_the_tenants_list(
+    admin: Admin, cats: Client, dogs: Client
+) -> None:
+    (await admin.http.post(f"/tenants/{dogs.id}/projects", json={"name": "nope"})).raise_for_status()
+    refused = await admin.http.post(f"/tenants/{cats.id}/keys", json={"projects": ["nope"]})
+    assert "`weft project list --tenant cats`" in refused.json()["detail"]
+    found = await admin.http.post(f"/tenants/{dogs.id}/keys", json={"projects": ["nope"]})
+    assert found.status_code == 201
+
+
+async def test_the_tenants_port_names_the_setting_of_the_admin_port(admin: Admin) -> None:
+    async with httpx.AsyncClient() as http:
+        astray = await http.get(f"{admin.service.url}/admin/v1/tenants")
+        elsewhere = await http.get(f"{admin.service.url}/nothing")
+    assert (astray.status_code, "the admin API listens on WEFT_ADMIN_PORT" in astray.json()["detail"]) == (404, True)
+    own = await admin.http.get("/nothing")
+    assert all("weft offers no GET" in one.json()["detail"] for one in (elsewhere, own))
 
 
 async def test_the_queue_tells_who_fills_it_and_the_overview_what_each_is_entitled_to(

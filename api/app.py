@@ -149,7 +149,7 @@ def create_app(services: ApiServices) -> FastAPI:
         openapi_url=None,
         routes=list(ROUTES),
     )
-    app.state.services = services
+    app.state.services, app.state.is_tenants = services, True
     install_error_handlers(app)
     app.add_exception_handler(HTTPException, unknown_routes_under(OPENAI_PREFIX))
     app.state.dashboard = create_dashboard(services)

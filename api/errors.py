@@ -17,6 +17,7 @@ from contracts.errors import InvalidRequest, NotImplementedHere, PollAgain, Unau
 _log = logging.getLogger(__name__)
 
 _NOTHING_THERE = (404, 405)
+_ADMIN = "/admin/"
 
 
 def error_response(
@@ -122,7 +123,10 @@ def unknown_route(request: Request, error: HTTPException) -> NotImplementedHere 
     """Return the error of a request that no route answers, None if ``error`` is another one."""
     if error.status_code not in _NOTHING_THERE:
         return None
-    route = f"{request.method} {request.url.path[:200]}"
+    path = request.url.path
+    if path.startswith(_ADMIN) and getattr(request.app.state, "is_tenants", False):
+        return NotImplementedHere("this is the tenants' port; the admin API listens on WEFT_ADMIN_PORT")
+    route = f"{request.method} {path[:200]}"
     return NotImplementedHere(f"weft offers no {route}; its documentation's page of routes lists what there is")
 
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time, timedelta
 from typing import Annotated
 
 import typer
@@ -28,7 +28,7 @@ from tenants.audit_actions import Action
 from tenants.tenant_names import find_tenant as tenant_named
 from tenants.usage_documents import FINAL_BEFORE, Document, header
 from tenants.usage_documents import lines as lines_of
-from tenants.usage_exports import final_before, usage_records
+from tenants.usage_exports import FINAL_AFTER, final_before, usage_records
 from tenants.usage_hours import BucketWidth, Dimension
 
 app = typer.Typer()
@@ -155,6 +155,10 @@ def verify(
     if since.date() > found.day:
         again = "no operation counted again, since none is surely kept (WEFT_RETENTION_OPERATIONS)"
     lines.append(f"{found.day}: {len(found.mismatches)} sums differ; {counted(found.tenants, 'tenant')}, {again}")
+    if utc_now() < datetime.combine(found.day, time(), UTC) + timedelta(days=1) + FINAL_AFTER:
+        lines.append(
+            f"{found.day}: not over; usage is added up some time after an operation's end, and checked from then on"
+        )
     if not found.has_all_hours:
         lines.append(f"{found.day}: not counted again from its hours, some of which have expired")
     return Shown(found, lines, is_failure=bool(found.mismatches))

@@ -12,7 +12,7 @@ from contracts.errors import Forbidden, InvalidRequest
 from contracts.ids import TenantId
 from store.clock import Clock
 from store.inserts import insert_unless_present
-from store.tables import Project, Session
+from store.tables import Project, Session, Tenant
 from tenants.limits import Counted, hold_count
 from tenants.project_limits import check_not_overfull
 from tenants.reach import Owner, Reach, default_project, tenant_of
@@ -86,6 +86,12 @@ async def find_projects(session: AsyncSession, owner: Owner, named: Iterable[str
     for name in sorted(wanted):
         id = known.get(name)
         if id is None or (isinstance(owner, Reach) and id not in owner.projects):
+            if not isinstance(owner, Reach):
+                whose = await session.scalar(select(Tenant.name).where(Tenant.id == tenant))
+                raise Forbidden(
+                    f"tenant {whose} has no project {name[:100]!r}; `weft project list --tenant {whose}` lists its projects, and "
+                    "`weft project create` makes one"
+                )
             raise Forbidden(
                 f"project {name[:100]!r} is none that this key reaches; GET /api/weft/v1/projects lists those, and "
                 "`weft project create` makes one"

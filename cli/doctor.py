@@ -3,7 +3,6 @@
 import asyncio
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +14,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from cli.address import CannotListen, bind_address
 from cli.base_models import read_base_models
 from cli.doctor_services import examine_services
 from cli.finding import Finding
@@ -112,18 +112,23 @@ async def _connect(url: str) -> None:
 
 
 def _port(settings: Settings) -> Finding:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if settings.redis_url is not None:
-            # API processes of a cluster share their address: a running one is no obstacle.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        try:
-            probe.bind((settings.host, settings.port))
-        except OSError as error:
-            reason = f"{settings.host}:{settings.port}: {error.strerror}; stop what listens there or pass --port"
-            return Finding("address", False, reason)
-    return Finding("address", True, f"{settings.host}:{settings.port} is free")
+    place = f"{settings.host}:{settings.port}"
+    trouble = _trouble_of(settings, shared=False)
+    if trouble is None:
+        return Finding("address", True, f"{place} is free")
+    # API processes of a cluster share their address: a running one is no obstacle.
+    if settings.redis_url is not None and _trouble_of(settings, shared=True) is None:
+        return Finding("address", True, f"{place} is in use, and can be shared with the APIs that listen there")
+    return Finding("address", False, f"{place}: {trouble}; stop what listens there or pass --port")
+
+
+def _trouble_of(settings: Settings, *, shared: bool) -> str | None:
+    """Return why nothing can listen on the address, None where something can; ``shared``: beside others that share it."""
+    try:
+        bind_address(settings.host, settings.port, shared=shared, setting="--port").close()
+    except CannotListen as error:
+        return error.__cause__.strerror if isinstance(error.__cause__, OSError) else error.message
+    return None
 
 
 def _base_models(settings: Settings) -> list[Finding]:

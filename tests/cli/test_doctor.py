@@ -223,13 +223,16 @@ def test_traces_need_their_libraries(look: Examine, monkeypatch: pytest.MonkeyPa
     assert (missing.is_well, "weft[traces]" in missing.text) == (False, True)
 
 
-def test_an_address_that_an_api_of_the_cluster_shares_is_free(look: Examine) -> None:
+def test_an_address_that_an_api_of_the_cluster_shares_is_told_as_in_use(look: Examine) -> None:
     with socket.socket() as api:
         api.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         api.bind(("127.0.0.1", 0))
         api.listen()
-        assert look(port=api.getsockname()[1])["address"].is_well
+        used = look(port=api.getsockname()[1])["address"]
+        assert (used.is_well, "is in use, and can be shared" in used.text) == (True, True)
         assert not look(port=api.getsockname()[1], redis_url=None)["address"].is_well
+        place = api.getsockname()[1]
+    assert look(port=place)["address"].text.endswith("is free")
 
 
 def test_a_data_folder_that_takes_no_file_is_told(look: Examine) -> None:

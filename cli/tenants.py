@@ -8,6 +8,7 @@ import typer
 from api.admin.bodies import Listed
 from api.admin.budgets import NewBudget
 from api.admin.deletions import DeletionRequest, MarkedTenant
+from api.admin.keys import OperatorsKeyBody
 from api.admin.shares import TenantShares
 from api.admin.tenants import (
     MadeTenant,
@@ -28,6 +29,7 @@ from contracts.plurals import counted
 from contracts.service_class import ServiceClass
 from tenants.budget_settings import MOST
 from tenants.budgets import Period
+from tenants.key_text import shown_prefix
 from tenants.rights import SuspendMode
 
 app = typer.Typer()
@@ -207,7 +209,23 @@ def set_budgets(
     for period, amount in amounts:
         change = NewBudget(amount=amount, key=of_key, project=of_project, currency=currency)
         found = admin.send("PUT", path_of(admin, name, f"budgets/{period}"), StandingReport, change)
-    return Shown(found, ["set"])
+    of = None if of_key is None else admin.page("/keys", OperatorsKeyBody, prefix=shown_prefix(of_key)).items[0].key_id
+    periods = {period for period, _ in amounts}
+    every: list[BudgetReport | MoneyBudgetReport] = [*found.budgets, *found.money_budgets]
+    spent = [
+        "\t".join(row)
+        for one, row in zip(every, _budget_rows(found), strict=True)
+        if one.period in periods and one.key == of and of_project in _names_of(one) and currency == _currency(one)
+    ]
+    return Shown(found, ["set", *spent])
+
+
+def _names_of(one: BudgetReport | MoneyBudgetReport) -> tuple[str | None, ...]:
+    return one.project, one.project_name
+
+
+def _currency(one: BudgetReport | MoneyBudgetReport) -> str | None:
+    return one.currency if isinstance(one, MoneyBudgetReport) else None
 
 
 def _amount(text: str, currency: str | None) -> int | str | None:

@@ -67,7 +67,7 @@ def test_a_replica_is_drained_by_a_button_and_works_again(operate, ui_service) -
     row = page.locator('tr[data-replica="spare-0"]')
     expect(row).to_contain_text("draining")
     expect(row).to_contain_text("new driver")
-    assert "drain" in weft(ui_service.data, "replica", "list")
+    assert "directed, not seen" in weft(ui_service.data, "replica", "list")
     told = json.loads(weft(ui_service.data, "audit", "list", "--action", "replica_direct", "--json"))["items"][0]
     assert (told["door"], told["after"]["reason"], told["actor"]) == ("ui", "new driver", ui_service.operator_key[:16])
     page.get_by_label("Base model").select_option(BASE_NAME)

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from api.admin.processes import PoolBody
+from cli.trainers import living_pool
+from store.tables import PoolState
 from testing.operator_command import weft
 
 SECONDS = 300.0
@@ -115,3 +118,9 @@ def test_a_terminal_gets_the_same_cells_under_headings_in_colour(piped: dict[str
         assert [word for word in headings if word not in {cell.strip() for line in heads for cell in line}] == [], name
         cells = {cell for line in piped[name].splitlines() for cell in line.split("\t")}
         assert [cell for cell in cells if cell not in plain] == [], name
+
+
+def test_a_process_that_works_is_told_in_the_word_of_every_list() -> None:
+    told = {state: living_pool(PoolBody.model_construct(state=state)) for state in PoolState}
+    assert told.pop(PoolState.WORKING) == "works"
+    assert all(word == state for state, word in told.items())

@@ -1,4 +1,4 @@
-"""Only the service's processes and ``weft db upgrade`` make a database: a mistyped folder gets none from other commands."""
+"""A mistyped data folder gets no database: only the service's processes and ``weft db upgrade`` make one."""
 
 from pathlib import Path
 

@@ -7,7 +7,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import RequestId
 from contracts.waiting import Ahead, Wait, WaitReason
+from ledger.inspection import front_of_run, refusing_budget
 from ledger.waiting import Waits
+from store.tables import Run
 
 
 class AheadInfo(BaseModel):
@@ -32,6 +34,7 @@ class AheadInfo(BaseModel):
 class WaitingInfo(BaseModel):
     """Wait of a run's next operation, or of a request. ``reason`` null: nothing waits.
 
+    - ``request_id``: null for a run of which nothing is pending, whose client is refused new passes: its ``budget`` is spent.
     - ``cause``: reason of the operation of the run that comes first, if that is another; else ``reason``.
     - ``since``, ``until``: when the reason began, and when it ends at the latest if that is known.
     - ``seq_id``: number that is missing, or that comes first.
@@ -54,6 +57,19 @@ async def waiting_info(session: AsyncSession, waits: Waits, operation: RequestId
     if wait is None:
         return WaitingInfo()
     return waiting_body(operation, wait, await waits.ahead(session, operation, wait))
+
+
+async def waiting_of_run(session: AsyncSession, waits: Waits, run: Run) -> WaitingInfo:
+    """Return why the run's next operation waits, or its client, whose passes are refused."""
+    front = await front_of_run(session, run)
+    if front is not None:
+        return await waiting_info(session, waits, front)
+    now = waits.now()
+    spent = await refusing_budget(session, run, now)
+    if spent is None:
+        return WaitingInfo()
+    text = f"nothing is pending, and new passes are refused: {spent.told(now)}"
+    return WaitingInfo(reason=WaitReason.BUDGET, cause=WaitReason.BUDGET, text=text, until=spent.ends(now))
 
 
 def waiting_body(operation: str, wait: Wait, ahead: Ahead | None = None) -> WaitingInfo:

@@ -4,20 +4,22 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, func, literal_column, or_, select, union_all
+from sqlalchemy import ColumnElement, Row, Select, bindparam, func, literal_column, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from contracts.errors import NotFound
-from contracts.ids import RequestId
+from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import OperationState
 from contracts.operations import OperationKind, known_kind
 from contracts.waiting import Wait
 from ledger.waiting import Waits
 from store.batcher import few_lengths
 from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
-from store.tables import Operation, Run, Sampler, Tenant
+from store.tables import Operation, Run, RunState, Sampler, Session, Tenant
+from tenants.budgets import SpentBudget, first_spent, payer_of
 from tenants.reach import Owner, tenant_of, within
+from tenants.runs import run_standing
 
 MOST_OPERATIONS = 500
 """Operations that one query returns at most."""
@@ -157,6 +159,32 @@ async def front_of_run(session: AsyncSession, run: Run) -> RequestId | None:
     which = (Operation.lane == run.id, Operation.seq_id >= run.next_seq_id, IS_PENDING)
     found = await session.scalar(select(Operation.id).where(*which).order_by(Operation.seq_id).limit(1))
     return None if found is None else RequestId(found)
+
+
+_last_key = (
+    select(Operation.key_id)
+    .where(Operation.lane == Run.id, Operation.key_id.is_not(None))
+    .order_by(Operation.seq_id.desc())
+    .limit(1)
+    .correlate(Run)
+    .scalar_subquery()
+)
+_PAYER = (
+    select(payer_of(func.coalesce(_last_key, Session.key_id)))
+    .select_from(Run)
+    .join(Session, Session.id == Run.session_id)
+    .where(Run.id == bindparam("run"))
+)
+"""Finds the key that pays for a run: that of its last request, or of its session once no request is kept."""
+
+
+async def refusing_budget(session: AsyncSession, run: Run, now: datetime) -> SpentBudget | None:
+    """Return a spent budget for which new passes of the run are refused; None for a run that has ended."""
+    standing = await run_standing(session, TenantId(run.tenant_id), run.id, now)
+    has_ended = standing.session_end_reason is not None or standing.state not in (RunState.CREATING, RunState.READY)
+    if standing.spent_budgets is None or has_ended:
+        return None
+    return first_spent(standing.spent_budgets, await session.scalar(_PAYER, {"run": run.id}), standing.project)
 
 
 def _no_operation(operation: str) -> NotFound:

@@ -13,11 +13,11 @@ from api.admin.acts import record_operator
 from api.admin.bodies import After, Limit, Listed, PathId, QueryText, Reason, ReasonBody, listed, operator_body
 from api.admin.repeats import Once
 from api.admin.services import Admin, AdminServices, Caller
-from api.waiting_body import WaitingInfo, waiting_info
+from api.waiting_body import WaitingInfo, waiting_of_run
 from api.wire.request_model import PlainText, RequestModel
 from contracts.errors import InvalidRequest, NotFound
 from contracts.ids import RunId
-from ledger.inspection import count_pending, front_of_run
+from ledger.inspection import count_pending
 from ledger.wakeups import handed_over_topic, shares_topic, trainer_topic
 from store.tables import Run, RunState, Tenant
 from tenants.audit_actions import Action
@@ -81,7 +81,7 @@ class RunEventBody(BaseModel):
 class RunDetails(RunBody):
     """A run with its tenant's name, its pending operations, its directive and its history, the newest first.
 
-    ``waiting``: why its next operation has not ended; null when nothing is pending.
+    ``waiting``: why its next operation has not ended, or why its client is refused new passes; null when nothing waits.
     """
 
     tenant: str
@@ -151,13 +151,12 @@ async def show_run(
         history = await run_history(session, run_id, most=events)
         pending = await count_pending(session, run_id)
         (shown,) = await _bodies(session, [found])
-        front = await front_of_run(session, found)
-        waiting = None if front is None else await waiting_info(session, waits, front)
+        waiting = await waiting_of_run(session, waits, found)
     return RunDetails(
         **shown.model_dump(),
         tenant=tenant.name,
         pending=pending,
-        waiting=waiting,
+        waiting=waiting if waiting.reason is not None else None,
         directive=None if directive is None else DirectiveBody.model_validate(directive, from_attributes=True),
         events=[RunEventBody.model_validate(one, from_attributes=True) for one in history],
     )

@@ -16,12 +16,11 @@ import orjson
 from api.dashboard.event_bytes import encoded_event
 from api.dashboard.waiting_words import waiting_words
 from api.services import ApiServices
-from api.waiting_body import WaitingInfo, waiting_info
+from api.waiting_body import WaitingInfo, waiting_of_run
 from api.weft.points import PointInfo
 from api.weft.runs import MarkInfo, placed_marks
 from contracts.errors import NotFound, WeftError
 from contracts.ids import TenantId
-from ledger.inspection import front_of_run
 from ledger.wakeups import run_steps_topic
 from store.batcher import Batcher
 from store.repeat import repeat, wait_for_any
@@ -182,8 +181,7 @@ class RunFeed:
             return False
         async with self._services.runtime.database.read() as session:
             listed = await listed_run(session, self._tenant, self.run)
-            front = await front_of_run(session, listed.run)
-            waiting = WaitingInfo() if front is None else await waiting_info(session, self._services.waits, front)
+            waiting = await waiting_of_run(session, self._services.waits, listed.run)
             new: list[MarkInfo] = []
             marks_at = now if before is None or not before.has_marks_of(head, now) else before.marks_at
             if marks_at == now:

@@ -5,10 +5,9 @@ from fastapi import APIRouter
 from api.authentication import AnyKey, Reader
 from api.json_body import PathId
 from api.services import Services
-from api.waiting_body import WaitingInfo, waiting_info
+from api.waiting_body import WaitingInfo, waiting_info, waiting_of_run
 from contracts.errors import NotFound
 from contracts.ledger_records import OperationState
-from ledger.inspection import front_of_run
 from tenants.reach import check_lane
 from tenants.runs import get_run
 
@@ -17,11 +16,10 @@ router = APIRouter(tags=["waiting"])
 
 @router.get("/runs/{run_id}/waiting")
 async def why_a_run_waits(caller: Reader, services: Services, run_id: PathId) -> WaitingInfo:
-    """Tell why the run's next operation has not ended. Raises ``NotFound``."""
+    """Tell why the run's next operation has not ended, or why its client is refused new passes. Raises ``NotFound``."""
     async with services.runtime.database.read() as session:
         run = await get_run(session, caller.reach, run_id)
-        front = await front_of_run(session, run)
-        return WaitingInfo() if front is None else await waiting_info(session, services.waits, front)
+        return await waiting_of_run(session, services.waits, run)
 
 
 @router.get("/requests/{request_id}/waiting")

@@ -215,7 +215,8 @@ class AheadInfo(Record):
 
 
 class WaitingInfo(Record):
-    """Wait of a run's next operation, or of a request. ``reason`` None: nothing waits. - ``cause``: reason of the
+    """Wait of a run's next operation, or of a request. ``reason`` None: nothing waits. - ``request_id``: None for a run of
+    which nothing is pending, whose client is refused new passes: its ``budget`` is spent. - ``cause``: reason of the
     operation of the run that comes first, if that is another; else ``reason``. - ``since``, ``until``: when the reason
     began, and when it ends at the latest if that is known. - ``seq_id``: number that is missing, or that comes first. -
     ``ahead``: None where no turn is waited for.
@@ -630,7 +631,7 @@ class RunEventBody(Record):
 
 class RunDetails(Record):
     """A run with its tenant's name, its pending operations, its directive and its history, the newest first. ``waiting``:
-    why its next operation has not ended; None when nothing is pending.
+    why its next operation has not ended, or why its client is refused new passes; None when nothing waits.
     """
 
     id: str

@@ -26,6 +26,7 @@ from contracts.ledger_records import (
 from contracts.operations import OperationKind, Payload, Unreadable, known_kind
 from ledger.payload_files import PayloadFiles
 from tenants.prices import Meter
+from tenants.rate_holds import is_budgeted
 from tenants.rates import seconds_to_wait
 from tenants.runs import lora_settings
 from tenants.usage_costs import of_sample
@@ -189,7 +190,7 @@ def finished_row(completion: Completion, now: datetime, *, result_bytes: int | N
 
 def starts_at(row: Row[Any], now: datetime) -> float:
     """Return the monotonic seconds from which on a row of ``PENDING_TRAINING`` may run, infinity when no time is known."""
-    if row.is_over_budget:
+    if row.is_over_budget and is_budgeted(row.seq_id, row.tokens):
         return inf
     seconds = max(seconds_to_wait(row, row.tokens, now), (row.lines_until or 0.0) - now.timestamp())
     return monotonic() + seconds if seconds > 0 else 0.0

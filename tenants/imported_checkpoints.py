@@ -139,7 +139,7 @@ async def record_copy(
         described = _new_session(_COPY, place.project, place.opened_by)
         session = await _ended_session(transaction, tenant, described, place.session_key, clock)
     else:
-        await live_session(transaction, owner, session, clock())
+        await live_session(transaction, owner, session)
     return await _record(transaction, tenant, session, place.model_seq_id, new, clock, defaults), True
 
 

@@ -37,6 +37,7 @@ _HELD: Select[Any] = (
     select(
         _operations.c.id,
         _operations.c.kind,
+        _operations.c.seq_id,
         payer_of(_operations.c.key_id).label("payer"),
         project_of(_operations.c.tenant_id, _operations.c.lane).label("project"),
         _operations.c.tokens,
@@ -53,6 +54,14 @@ _HELD: Select[Any] = (
 )
 
 
+def is_budgeted(seq_id: int, cost: int) -> bool:
+    """Return whether a spent budget holds accepted work of ``cost`` tokens: whatever takes any, and a model's creation.
+
+    Steps and saves go on, so that work can be kept.
+    """
+    return cost > 0 or seq_id == 0
+
+
 async def holds_of(session: AsyncSession, operations: Sequence[str], now: datetime) -> dict[RequestId, Hold]:
     """Return what holds each of the pending operations, leaving out those that nothing holds."""
     rows = (await session.execute(_HELD, {"ids": few_lengths(operations), **budget_keys(now)})).all()
@@ -65,11 +74,13 @@ async def holds_of(session: AsyncSession, operations: Sequence[str], now: dateti
 def _hold(row: Any, of_line: LineHold | None, now: datetime) -> Hold | None:
     is_sample = row.kind == OperationKind.SAMPLE
     cost = row.reserved_tokens if is_sample else row.tokens
-    if not cost or row.taken_by is not None:
+    if row.taken_by is not None:
         return None
     spent = first_spent(row.spent_budgets, row.payer, row.project)
-    if spent is not None:
+    if spent is not None and is_budgeted(row.seq_id, cost):
         return Hold(WaitReason.BUDGET, spent.told(now), spent.ends(now))
+    if not cost:
+        return None
     seconds, whose, per_second = seconds_to_wait(row, cost, now), "your rate", row.rate_per_second
     if of_line is not None and (of_its_own := of_line.until - now.timestamp()) > seconds:
         seconds, whose, per_second = of_its_own, f"the rate of this {_OWNERS[of_line.line.scope]}", of_line.per_second

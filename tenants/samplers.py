@@ -154,7 +154,7 @@ async def get_sampler(session: AsyncSession, owner: Owner, sampler_id: str) -> S
     return found
 
 
-async def join_sampler(transaction: AsyncSession, owner: Owner, sampler_id: str, now: datetime) -> int:
+async def join_sampler(transaction: AsyncSession, owner: Owner, sampler_id: str) -> int:
     """Return the next number, from 1, of a copy of the sampler's client. Raises ``NotFound``, and what bars new samples."""
     counted = (
         update(Sampler)
@@ -166,7 +166,7 @@ async def join_sampler(transaction: AsyncSession, owner: Owner, sampler_id: str,
     found = (await transaction.execute(counted)).one_or_none()
     if found is None:
         raise missing_sampler(sampler_id)
-    await live_session(transaction, owner, found.session_id, now)
+    await live_session(transaction, owner, found.session_id)
     return int(found.copies)
 
 

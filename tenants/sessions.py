@@ -17,7 +17,6 @@ from contracts.webhooks import EventKind
 from store.clock import Clock
 from store.inserts import insert_unless_present
 from store.tables import Project, Run, Sampler, Session
-from tenants.budgets import budget_keys, spent_budgets
 from tenants.limit_use import SESSION_USE
 from tenants.limits import Counted, Limits, hold_count
 from tenants.project_limits import use_of_project
@@ -68,7 +67,6 @@ _STANDING = (
         _sessions.c.id,
         _sessions.c.project,
         _sessions.c.end_reason,
-        spent_budgets(_sessions.c.tenant_id).label("spent_budgets"),
         _projects.c.name.label("project_name"),
         _projects.c.limits.label("project_limits"),
     )
@@ -195,8 +193,6 @@ class SessionStanding:
     project: str
     end_reason: str | None
     """Reason of the session's end, None while it is open."""
-    spent_budgets: str | None
-    """Budgets of the tenant and its keys that are spent (``tenants.budgets.first_spent``)."""
     project_name: str | None = None
     project_limits: Mapping[str, int] | None = None
     """Limits that the project has of its own."""
@@ -207,22 +203,20 @@ class SessionStanding:
             raise SessionEnded(f"session {self.id} has ended ({self.end_reason}); open a new one")
 
 
-async def session_standing(session: AsyncSession, owner: Owner, session_id: str, now: datetime) -> SessionStanding:
+async def session_standing(session: AsyncSession, owner: Owner, session_id: str) -> SessionStanding:
     """Return the state of the owner's session. Raises ``NotFound``."""
     tenant = tenant_of(owner)
-    keys = {"session_id": session_id, "tenant": tenant, **budget_keys(now)}
+    keys = {"session_id": session_id, "tenant": tenant}
     row = (await session.execute(_STANDING, keys)).one_or_none()
     if row is None or not includes(owner, row.project):
         raise _missing(session_id)
     project = row.project or default_project(tenant)
-    return SessionStanding(
-        SessionId(row.id), project, row.end_reason, row.spent_budgets, row.project_name, row.project_limits
-    )
+    return SessionStanding(SessionId(row.id), project, row.end_reason, row.project_name, row.project_limits)
 
 
-async def live_session(session: AsyncSession, owner: Owner, session_id: str, now: datetime) -> SessionStanding:
+async def live_session(session: AsyncSession, owner: Owner, session_id: str) -> SessionStanding:
     """Return the state of the owner's session. Raises ``NotFound``, and ``SessionEnded`` once it has ended."""
-    found = await session_standing(session, owner, session_id, now)
+    found = await session_standing(session, owner, session_id)
     found.check_open()
     return found
 

@@ -49,7 +49,7 @@ async def create_custom_loss(
     """
     caller.check_new_work()
     async with services.runtime.database.read() as session:
-        await live_session(session, caller.reach, body.session_id, services.runtime.clock())
+        await live_session(session, caller.reach, body.session_id)
     loss_id = await off_loop(services, caller.tenant, METADATA_BODY, _loss_id, body)
     return promise(RequestId(_PROMISE + loss_id))
 

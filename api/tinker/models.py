@@ -2,7 +2,6 @@
 
 import secrets
 from dataclasses import replace
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
@@ -34,11 +33,10 @@ from contracts.operations import (
 from contracts.paths import parse_path
 from telemetry.context import current_work
 from tenants.audit_actions import Action
-from tenants.budgets import refusal
 from tenants.project_limits import check_rank_in
 from tenants.rights import Principal
 from tenants.runs import NewRun, get_run, insert_run, run_id_for
-from tenants.sessions import SessionStanding, get_session, session_standing
+from tenants.sessions import get_session, session_standing
 
 router = APIRouter(tags=["models"])
 
@@ -136,7 +134,9 @@ async def open_run(
 
     A repeat has the same ``identity``, which is the request's digest.
 
-    Raises ``Forbidden`` for a base model or a rank beyond the bounds of the key, its tenant or the project, ``BudgetSpent``.
+    A creation is accepted under a spent budget, too, and waits: SDKs take a 402 for it as final.
+
+    Raises ``Forbidden`` for a base model or a rank beyond the bounds of the key, its tenant or the project.
     Raises ``NotFound``, ``SessionEnded``, ``SequenceConflict``, ``InvalidRequest`` for too much metadata, and
     ``TooManyOperations``, on which the SDK sends the request again.
     """
@@ -148,8 +148,7 @@ async def open_run(
     services.admission.changes.count_metadata(caller.tenant, size)
 
     async def opening(transaction: AsyncSession) -> RequestId | None:
-        now = services.runtime.clock()
-        session = await session_standing(transaction, caller.reach, new.session_id, now)
+        session = await session_standing(transaction, caller.reach, new.session_id)
         # A repeat is answered whatever has become of its session, and only one finds the run there.
         if not await insert_run(transaction, caller.tenant, new, services.runtime.clock):
             earlier = await services.runtime.ledger.find(transaction, lane=run_id, seq_id=0, digest=identity)
@@ -157,7 +156,6 @@ async def open_run(
                 return earlier
         caller.check_new_work()
         check_rank_in(session.project_name, session.project_limits, new.lora.rank)
-        _check_paid(caller, session, now)
         session.check_open()
         loaded = payload.path if isinstance(payload, LoadWeights) else None
         told = {"base_model": new.base_model, "rank": new.lora.rank, "from": loaded}
@@ -169,13 +167,6 @@ async def open_run(
     operation = await _creation(services, caller, new, kind, payload, identity)
     accepting = services.training_intake.accept(operation, limits, opening)
     return promise(await services.runtime.ledger.payloads.recorded(operation, accepting), model_id=run_id)
-
-
-def _check_paid(caller: Principal, session: SessionStanding, now: datetime) -> None:
-    """Raise ``BudgetSpent`` for a caller whose budget is spent, if its client can pause."""
-    spent = refusal(session.spent_budgets, caller.payer, session.project, now) if caller.pauses_unpaid else None
-    if spent is not None:
-        raise spent
 
 
 async def earlier_opening(

@@ -67,7 +67,7 @@ async def create_sampling_session(
     caller.check_base(new.base_model)
     limits, clock = services.limits_of(caller), services.runtime.clock
     async with services.runtime.database.write() as transaction:
-        await live_session(transaction, caller.reach, body.session_id, clock())
+        await live_session(transaction, caller.reach, body.session_id)
         sampler_id = await create_sampler(transaction, caller.tenant, new, clock, limits, actor=acting(caller))
     return SamplingSessionCreated(sampling_session_id=sampler_id)
 
@@ -94,7 +94,7 @@ async def join_sampling_session(
 ) -> SamplingSessionJoined:
     """Return a number that no other copy of the sampler's client has. Raises ``NotFound``, and the reason of an ended session."""
     async with services.runtime.database.write() as transaction:
-        joined = await join_sampler(transaction, caller.reach, body.sampling_session_id, services.runtime.clock())
+        joined = await join_sampler(transaction, caller.reach, body.sampling_session_id)
     return SamplingSessionJoined(client_counter=joined)
 
 

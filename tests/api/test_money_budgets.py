@@ -75,12 +75,7 @@ async def test_work_of_spent_money_is_answered_402_and_goes_on_once_there_is_mor
         (80, "10"),
     ]
     assert ((await standing(cats))["budgets"], (await standing(cats))["alerts"]) == ([], [])
-    creation = {"session_id": await cats.session(), "model_seq_id": 3, "base_model": BASE}
-    for refused in (
-        await ask(cats, mine, 1),
-        await train(cats, run, 1),
-        await cats.http.post("/create_model", json=creation),
-    ):
+    for refused in (await ask(cats, mine, 1), await train(cats, run, 1)):
         assert is_unpaid(refused)
         assert "this tenant's budget of the day in USD is spent" in refused.json()["detail"]
     async with service.database.read() as session:
@@ -133,12 +128,7 @@ async def test_a_projects_budget_bounds_the_work_of_its_sessions_alone(
     await ask(cats, other, 0)
     await ask(cats, mine, 0)
     assert await finish_samples(service) == 2
-    creation = {"session_id": session, "model_seq_id": 3, "base_model": BASE}
-    for refused in (
-        await ask(cats, mine, 1),
-        await train(cats, run, 1),
-        await cats.http.post("/create_model", json=creation),
-    ):
+    for refused in (await ask(cats, mine, 1), await train(cats, run, 1)):
         assert is_unpaid(refused)
         assert "this project's total budget in tokens is spent" in refused.json()["detail"]
     creation = {"session_id": await cats.session(), "model_seq_id": 0, "base_model": BASE}

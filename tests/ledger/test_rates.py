@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
@@ -237,6 +238,34 @@ async def test_a_clock_that_is_behind_takes_no_period_back(processes: list[Proce
         await spend(transaction, [used(cats, 30)], tomorrow)
     async with processes[0].database.read() as session:
         assert [one.spent for one in await budgets_of(session, cats, tomorrow)] == [90]
+
+
+async def test_a_spent_budget_holds_passes_and_creations_and_lets_steps_and_saves_go_on(
+    processes: list[Process],
+) -> None:
+    cats, dogs, now = await tenant(processes, "cats"), await tenant(processes, "dogs"), utc_now()
+    one = processes[0]
+    creation = OperationKind.CREATE_MODEL
+    async with one.database.write() as transaction:
+        for owner, amount in ((cats, 10), (dogs, 1000)):
+            await set_budget(transaction, owner, BudgetName(Period.TOTAL), amount, now)
+        await spend(transaction, [used(cats, 10), used(dogs, 10)], now)
+    lanes = {(owner, kind): await ready_run(one, owner) for owner in (cats, dogs) for kind in ("pass", "step", "new")}
+    for (owner, kind), run in lanes.items():
+        sent = {
+            "pass": batch(owner, run, 1),
+            "step": step(owner, run, 1),
+            "new": replace(step(owner, run, 0), kind=creation),
+        }
+        await one.training.accept(sent[kind], DEFAULTS)
+    async with one.database.read() as session:
+        await ready_heads(one.ledger, session, BASE)
+        found = await one.ledger.pending_training(session, BASE, trainer=TRAINER, after_position=0)
+        holds = await holds_of(session, [op.id for op in found], now)
+    held = {lane for lane, run in lanes.items() for op in found if op.run == run and op.starts_at == inf}
+    assert held == {(cats, "pass"), (cats, "new")}
+    told = {lane for lane, run in lanes.items() for op in found if op.run == run and op.id in holds}
+    assert told == held
 
 
 async def test_a_budget_that_is_lowered_below_what_is_spent_is_told(processes: list[Process]) -> None:

@@ -34,7 +34,7 @@ async def test_a_sample_whose_sampler_is_being_changed_is_told_as_claimed(cluste
     cats, dogs = await make_drawer(cluster.runtime), await make_drawer(cluster.runtime)
     await cluster.pool()
     async with cluster.runtime.database.write() as joining:
-        await join_sampler(joining, cats.tenant, cats.sampler, utc_now())
+        await join_sampler(joining, cats.tenant, cats.sampler)
         mine = await cats.send(5)
         wait = await until_told(cluster, mine, WaitReason.CLAIMED)
         assert wait is not None

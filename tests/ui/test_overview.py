@@ -127,7 +127,37 @@ def test_the_waiting_box_has_the_oldest_operations_with_their_reasons_until_they
     axe(page)
     write_rows(ui_service.data, still.end_passes)
     later = check_waiting(page, ui_service, ui_service.dogs)
+    panel = page.locator("[aria-labelledby=waiting]")
+    height = panel.evaluate("(one) => one.offsetHeight")
     assert later[0] == still.passes["dogs"][2]
     assert check_waiting(beside, ui_service, ui_service.cats) == theirs
     write_rows(ui_service.data, still.empty)
-    expect(page.locator("[aria-labelledby=waiting]")).to_have_count(0)
+    expect(panel).to_contain_text("Nothing waits")
+    assert panel.evaluate("(one) => one.offsetHeight") == height
+
+
+def test_panels_beside_each_other_leave_their_tables_room(browse, axe, ui_service) -> None:
+    page, beside = browse(ui_service.cats), browse(ui_service.dogs, color_scheme="dark")
+    with closing(RawClient(ui_service.url, ui_service.cats.key)) as client:
+        run = client.model(BASE_NAME)
+        client.result(client.post("/save_weights", model_id=run, path="brief", seq_id=1, ttl_seconds=600))
+        failing = client.post("/load_weights", model_id=run, path=f"tinker://{run}/weights/none", seq_id=2)
+        client.result(failing)
+        page.goto("/ui")
+        for name in ("waiting", "failed", "ending"):
+            panel = page.locator(f"[aria-labelledby={name}]")
+            expect(panel).to_be_visible()
+            assert panel.evaluate("(one) => one.clientWidth") >= 440
+            wraps = panel.locator(".table-wrap")
+            assert wraps.evaluate_all("all => all.every((one) => one.scrollWidth <= one.clientWidth)")
+        widths = page.locator("[aria-labelledby=failed] td.long").evaluate_all(
+            "all => all.map((one) => one.clientWidth)"
+        )
+        assert min(widths) >= 150
+        axe(page)
+    for narrow in (400, 1280):
+        beside.set_viewport_size({"width": narrow, "height": 900})
+        beside.goto("/ui")
+        assert beside.evaluate("document.documentElement.scrollWidth") <= narrow
+        axe(beside)
+    expect(beside.locator(f'[aria-labelledby=ending] [data-ending*="{run}"]')).to_have_count(0)

@@ -81,7 +81,8 @@ def _below(text: str) -> str:
 
 
 def _cells(one: CheckpointBody) -> list[str]:
-    end = "no end" if one.expires_at is None else f"until {one.expires_at:%Y-%m-%d %H:%M}"
+    kept = "no end" if one.listed else "until unused"
+    end = kept if one.expires_at is None else f"until {one.expires_at:%Y-%m-%d %H:%M}"
     return [one.path, str(one.size_bytes), f"{one.created_at:%Y-%m-%d %H:%M}", end]
 
 

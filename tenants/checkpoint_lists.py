@@ -4,17 +4,17 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, and_, func, not_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import defer
 
 from contracts.ids import TenantId
 from contracts.paths import Segment
 from store.clock import Clock
-from store.tables import Checkpoint
+from store.tables import Checkpoint, Run
 from tenants.checkpoints import is_unexpired, reached
 from tenants.list_places import Place, behind
-from tenants.reach import Owner, tenant_of
+from tenants.reach import Owner, tenant_of, within
 
 _NEWEST_FIRST = (Checkpoint.created_at.desc(), Checkpoint.id)
 _PAGE = 100
@@ -51,6 +51,34 @@ class CheckpointFilter:
         if self.expires_before is not None:
             wanted.append(Checkpoint.expires_at < self.expires_before)
         return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class UnlistedStorage:
+    """Storage of an owner that no list of checkpoints shows, and that is removed by itself.
+
+    - ``versions``: checkpoints without a name, and expired ones whose removal is due. ``snapshots``: training snapshots of runs.
+    """
+
+    versions: int
+    version_bytes: int
+    snapshots: int
+    snapshot_bytes: int
+
+
+async def unlisted_storage(session: AsyncSession, owner: Owner, now: datetime) -> UnlistedStorage:
+    """Return the part of ``stored_bytes`` and ``checkpoints`` (``tenants.limit_use``) that is not listed."""
+    tenant = tenant_of(owner)
+    is_listed = and_(Checkpoint.listed.is_(True), is_unexpired(now))
+    of_versions = [Checkpoint.tenant_id == tenant, *reached(owner), not_(is_listed)]
+    of_runs = [Run.tenant_id == tenant, *within(owner, Run.session_id), Run.snapshot_dir.is_not(None)]
+    sizes = (Checkpoint.size_bytes, of_versions), (Run.snapshot_bytes, of_runs)
+    sums = [
+        (await session.execute(select(func.count(), func.coalesce(func.sum(size), 0)).where(*which))).one()
+        for size, which in sizes
+    ]
+    (versions, version_bytes), (snapshots, snapshot_bytes) = sums
+    return UnlistedStorage(versions, int(version_bytes), snapshots, int(snapshot_bytes))
 
 
 async def count_checkpoints(session: AsyncSession, which: CheckpointFilter) -> int:

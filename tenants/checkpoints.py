@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.errors import InvalidRequest, NotFound
 from contracts.ids import CheckpointId, RunId, TenantId
 from contracts.paths import CheckpointPath, Segment
+from store.batcher import few_lengths
 from store.clock import Clock
 from store.inserts import replacing_insert
 from store.tables import Checkpoint, DeletedCheckpoint, Run
@@ -222,6 +223,21 @@ async def newest_sampler_checkpoint(session: AsyncSession, tenant: TenantId, run
     if found is None:
         raise NotFound(f"run {run[:150]!r} has no sampler weights yet: save_weights_for_sampler makes them")
     return CheckpointId(found)
+
+
+async def sampled_runs(session: AsyncSession, tenant: TenantId, runs: Collection[str], clock: Clock) -> set[str]:
+    """Return those of the tenant's runs that have sampler weights, listed or not."""
+    found = await session.scalars(
+        select(Checkpoint.run_id)
+        .where(
+            Checkpoint.run_id.in_(few_lengths(sorted(runs))),
+            Checkpoint.tenant_id == tenant,
+            Checkpoint.segment == Segment.SAMPLER_WEIGHTS,
+            is_unexpired(clock()),
+        )
+        .distinct()
+    )
+    return set(found)
 
 
 async def delete_checkpoint(transaction: AsyncSession, owner: Owner, path: CheckpointPath, clock: Clock) -> bool:

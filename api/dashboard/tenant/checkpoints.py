@@ -22,6 +22,7 @@ from api.weft.checkpoints import CheckpointPaths, KeptCheckpoint, KeptFilter, de
 from api.wire.request_model import NO_NUL
 from contracts.errors import InvalidRequest, NotFound
 from contracts.paths import parse_path
+from tenants.checkpoint_lists import unlisted_storage
 from tenants.list_places import Place
 from tenants.rights import Principal
 
@@ -55,7 +56,11 @@ async def checkpoints_page(
     place = PageRequest(_SHOWN, 0, Place.parse(cursor) if cursor else None)
     found = await kept_checkpoints(caller, services, place, asked)
     given = {"run": run, "type": type, "show": show, "cursor": cursor}
-    return page(request, "tenant/checkpoints.html", found=found, given=given)
+    beside = None
+    if not any(given.values()):
+        async with services.runtime.database.survey() as session:
+            beside = await unlisted_storage(session, caller.reach, services.runtime.clock())
+    return page(request, "tenant/checkpoints.html", found=found, given=given, beside=beside)
 
 
 @router.post("/delete")

@@ -7,7 +7,7 @@ from api.dashboard.rendering import short_id
 from api.services import ApiServices
 from contracts.paths import Segment
 from tenants.checkpoint_lists import CheckpointFilter, list_checkpoints
-from tenants.checkpoints import path_of
+from tenants.checkpoints import path_of, sampled_runs
 from tenants.rights import Principal
 from tenants.run_lists import listed_runs
 from tenants.runs import run_pages
@@ -30,9 +30,14 @@ class ModelChoice:
 
 
 async def model_choices(caller: Principal, services: ApiServices) -> dict[str, list[ModelChoice]]:
-    """Return the caller's newest adapters and versions and the served bases, by the headings of their groups."""
+    """Return the caller's newest adapters and versions and the served bases, by the headings of their groups.
+
+    A run without sampler weights cannot be sampled and is left out.
+    """
     async with services.runtime.database.survey() as session:
-        runs = [run async for some in run_pages(session, caller.reach, limit=_SHOWN) for run in some]
+        newest = [run async for some in run_pages(session, caller.reach, limit=_SHOWN) for run in some]
+        ready = await sampled_runs(session, caller.tenant, {run.id for run in newest}, services.runtime.clock)
+        runs = [run for run in newest if run.id in ready]
         which = CheckpointFilter(caller.reach, services.runtime.clock(), (Segment.SAMPLER_WEIGHTS,))
         saved = await list_checkpoints(session, which, limit=_SHOWN)
         facts = await version_facts(session, caller.reach, [one.id for one in saved])

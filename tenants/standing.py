@@ -32,7 +32,8 @@ _REASONS: Final = {
     "open_runs": "a model beyond it is created when another is unloaded or its session ends",
     "max_rank": "a model or a copy of a larger rank is refused with 403, an import fails; 0: the service's bound alone",
     "sessions": "create_session beyond it is answered 429 until another session has ended",
-    "stored_bytes": "a save beyond it fails; training goes on. Delete checkpoints or set a TTL",
+    "stored_bytes": "a save beyond it fails; training goes on, and new models wait once the snapshots alone take it. "
+    "Delete checkpoints or set a TTL",
     "checkpoints": "a save beyond it fails; training goes on. Delete checkpoints or set a TTL",
     "metadata_bytes": "user_metadata or tags that are larger are refused",
     "pending_samples": "a sample beyond it is answered 429 and sent again by the SDK",

@@ -1,15 +1,17 @@
 """Bodies of webhooks and their events, for tenants' administrators and for operators."""
 
 import json
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.wire.request_model import PlainText, RequestModel
 from contracts.webhooks import EventKind
 from store.tables import Webhook, WebhookEvent
-from tenants.webhooks import MOST_NOTE, WebhookSpec
+from tenants.webhooks import MOST_NOTE, WebhookSpec, last_errors
 
 MOST_EVENTS = 100
 """Events of one page."""
@@ -37,6 +39,7 @@ class WebhookBody(BaseModel):
     - ``disabled_at``, ``disabled_reason``: since when nothing is sent, and why if weft has switched it off itself.
     - ``succeeded_at``: last time at which the receiver took an event.
     - ``missed``: events that were not recorded, since too many waited.
+    - ``last_error``: why the newest delivery failed; null if it did not.
     """
 
     name: str
@@ -49,6 +52,7 @@ class WebhookBody(BaseModel):
     created_at: datetime
     succeeded_at: datetime | None
     missed: int
+    last_error: str | None = None
 
 
 class WebhookSecretBody(BaseModel):
@@ -73,8 +77,13 @@ class WebhookEventBody(BaseModel):
     body: dict[str, Any]
 
 
-def webhook_body(row: Webhook) -> WebhookBody:
-    """Return the body of a row of ``webhooks``."""
+async def webhook_bodies(session: AsyncSession, rows: Sequence[Webhook]) -> list[WebhookBody]:
+    """Return the bodies of rows of ``webhooks``."""
+    errors = await last_errors(session, rows)
+    return [_webhook_body(row, errors.get(row.id)) for row in rows]
+
+
+def _webhook_body(row: Webhook, last_error: str | None) -> WebhookBody:
     return WebhookBody(
         name=row.name,
         url=row.url,
@@ -86,6 +95,7 @@ def webhook_body(row: Webhook) -> WebhookBody:
         created_at=row.created_at,
         succeeded_at=row.succeeded_at,
         missed=row.missed,
+        last_error=last_error,
     )
 
 

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound
@@ -199,6 +199,19 @@ async def get_webhook(session: AsyncSession, tenant: TenantId, name: str, *, for
 async def list_webhooks(session: AsyncSession, tenant: TenantId) -> list[Webhook]:
     """Return the tenant's webhooks by their names."""
     return list(await session.scalars(select(Webhook).where(Webhook.tenant_id == tenant).order_by(Webhook.name)))
+
+
+async def last_errors(session: AsyncSession, found: Sequence[Webhook]) -> dict[int, str]:
+    """Return why the newest delivery to each of the webhooks failed, leaving out those to which it did not."""
+    newest = (
+        select(func.max(WebhookEvent.id))
+        .where(WebhookEvent.webhook_id.in_([one.id for one in found]), WebhookEvent.attempts > 0)
+        .group_by(WebhookEvent.webhook_id)
+    )
+    failed = select(WebhookEvent.webhook_id, WebhookEvent.last_error).where(
+        WebhookEvent.id.in_(newest), WebhookEvent.delivered_at.is_(None), WebhookEvent.last_error.is_not(None)
+    )
+    return {row.webhook_id: row.last_error for row in await session.execute(failed)}
 
 
 async def delete_webhook(transaction: AsyncSession, tenant: TenantId, name: str) -> Webhook | None:

@@ -15,7 +15,7 @@ from api.webhook_records import (
     WebhookEventBody,
     WebhookSecretBody,
     WebhookState,
-    webhook_body,
+    webhook_bodies,
     webhook_event_body,
 )
 from contracts.ids import TenantId
@@ -31,7 +31,7 @@ async def list_tenants_webhooks(caller: Caller, admin: Admin, tenant_id: PathId)
     del caller
     async with admin.runtime.database.read() as session:
         found = await webhooks.list_webhooks(session, await _tenant(session, tenant_id))
-    return Listed(items=[webhook_body(one) for one in found])
+        return Listed(items=await webhook_bodies(session, found))
 
 
 @router.put("/tenants/{tenant_id}/webhooks/{name}")
@@ -69,7 +69,7 @@ async def set_webhook(
                 before=before,
                 after=after,
             )
-        return webhook_body(done.webhook)
+        return (await webhook_bodies(transaction, [done.webhook]))[0]
 
 
 @router.delete("/tenants/{tenant_id}/webhooks/{name}", status_code=204)

@@ -15,7 +15,7 @@ from api.webhook_records import (
     WebhookEventBody,
     WebhookSecretBody,
     WebhookState,
-    webhook_body,
+    webhook_bodies,
     webhook_event_body,
 )
 from api.wire.request_model import NO_NUL
@@ -52,7 +52,7 @@ async def list_own_webhooks(caller: WebhookAdmin, services: Services) -> Webhook
     _check_whole(caller)
     async with services.runtime.database.read() as session:
         found = await webhooks.list_webhooks(session, caller.tenant)
-    return WebhookList(webhooks=[webhook_body(one) for one in found])
+        return WebhookList(webhooks=await webhook_bodies(session, found))
 
 
 @router.put("/webhooks/{name}")
@@ -92,7 +92,7 @@ async def change_webhook(
         after = webhooks.webhook_told(done.webhook)
         if done.before != after:
             await record_act(transaction, services, caller, Action.WEBHOOK_SET, name, before=done.before, after=after)
-        return webhook_body(done.webhook)
+        return (await webhook_bodies(transaction, [done.webhook]))[0]
 
 
 @router.delete("/webhooks/{name}", status_code=204)

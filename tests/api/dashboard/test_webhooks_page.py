@@ -4,7 +4,7 @@ import re
 
 from sqlalchemy import select
 
-from store.tables import AuditEntry, Webhook
+from store.tables import AuditEntry, Webhook, WebhookEvent
 from tenants.rights import Role
 from tests.api.dashboard.visits import key_of, visitor
 
@@ -104,3 +104,28 @@ async def test_a_key_without_the_scope_or_of_some_projects_has_no_webhooks(servi
             for method, path in (("GET", ""), ("GET", "/bell"), ("POST", "/bell/test"), ("POST", "/bell/delete")):
                 assert (await http.request(method, f"/ui/webhooks{path}")).status_code == 403, path
     assert [one.disabled_at for one in await _rows(service, cats)] == [None]
+
+
+async def _attempted(service, tenant, name: str, *, error: str | None) -> None:
+    """Record an event of the tenant's webhook whose delivery went so."""
+    (row,) = await _rows(service, tenant)
+    now = service.clock()
+    async with service.database.write() as transaction:
+        taken = {"delivered_at": now if error is None else None, "last_error": error, "attempts": 1, "due_at": None}
+        new = WebhookEvent(webhook_id=row.id, event_id=name, type="webhook.test", body="{}", created_at=now, **taken)
+        transaction.add(new)
+
+
+async def test_a_webhook_tells_why_its_newest_delivery_failed_until_one_is_taken(service, cats, dogs) -> None:
+    mine, theirs = (await key_of(service, cats)).secret, (await key_of(service, dogs)).secret
+    async with visitor(service, mine) as http, visitor(service, theirs) as other:
+        await _made(http)
+        await _made(other)
+        await _attempted(service, cats, "first", error=HOSTILE)
+        shown, beside = (await http.get("/ui/webhooks")).text, (await other.get("/ui/webhooks")).text
+        assert "failed: &lt;img src=x" in shown
+        assert "on, failing" in (await http.get("/ui/webhooks/bell")).text
+        assert "failing" not in beside
+        assert "failed: " not in beside
+        await _attempted(service, cats, "second", error=None)
+        assert "failing" not in (await http.get("/ui/webhooks")).text

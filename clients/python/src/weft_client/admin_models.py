@@ -519,7 +519,7 @@ class UsageDayBody(Record):
 class WebhookBody(Record):
     """A webhook. - ``disabled_at``, ``disabled_reason``: since when nothing is sent, and why if weft has switched it off
     itself. - ``succeeded_at``: last time at which the receiver took an event. - ``missed``: events that were not
-    recorded, since too many waited.
+    recorded, since too many waited. - ``last_error``: why the newest delivery failed; None if it did not.
     """
 
     name: str
@@ -532,6 +532,7 @@ class WebhookBody(Record):
     created_at: datetime
     succeeded_at: datetime | None = None
     missed: int
+    last_error: str | None = None
 
 
 class WebhookEventBody(Record):

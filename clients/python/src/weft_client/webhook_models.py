@@ -18,6 +18,7 @@ class WebhookBody(Record):
     disabled_reason: str | None = None
     created_at: datetime
     succeeded_at: datetime | None = None
+    last_error: str | None = None
     missed: int
 
 

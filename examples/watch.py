@@ -37,9 +37,10 @@ def main() -> None:
             drawn = sampler.sample(types.ModelInput.from_ints(tokenizer.encode(ASK)), 1, greedy)
             print(f"gate {weft.gates.state(run).state}, sample ended: {drawn.future().done()}")
         print(ASK + tokenizer.decode(drawn.result().sequences[0].tokens))
-        for line in weft.usage.query(since=began, group_by=["run", "kind"]):
-            if line.run == run:
-                print(f"used {line.kind}: {line.operations} operations, {line.train_tokens} tokens")
+        for line in weft.usage.query(since=began, group_by=["session", "kind"]):
+            if line.session == run.partition(":")[0]:
+                tokens = line.train_tokens + line.prompt_tokens + line.sampled_tokens
+                print(f"used {line.kind}: {line.operations} operations, {tokens} tokens")
 
 
 if __name__ == "__main__":

@@ -173,3 +173,47 @@ def test_a_metric_of_ones_own_has_a_table_of_its_last_values_that_follows(browse
         stranger.goto(f"/ui/runs/{other.run}")
         assert table_of(stranger.locator('[data-series="metric:reward"]')) == [["1", "77"]]
         assert stranger.request.get(f"/ui/runs/{client.run}").status == 404
+
+
+TICKS = """
+(ends) => import("/ui/static/curves.js").then(({ tickedScale }) => ends.map(([least, greatest]) => {
+  const { range, splits } = tickedScale(3);
+  const [low, high] = range(null, least, greatest);
+  return splits(null, 1, low, high);
+}))
+"""
+
+
+def test_the_ticks_of_an_axis_enclose_the_values_whatever_their_size(browse, ui_service) -> None:
+    page = browse(ui_service.cats)
+    ends = [
+        (0.0, 3900.0),
+        (1.9, 7011.0),
+        (0.0021, 0.0024),
+        (-3.0, 8.5),
+        (1e-9, 1e12),
+        (2.0, 2.0),
+        (-1e308, 1e308),
+        (0.0, 5e-324),
+    ]
+    with stepping(ui_service.url, ui_service.cats.key) as client:
+        page.goto(f"/ui/runs/{client.run}")
+        for (least, greatest), ticks in zip(ends, page.evaluate(TICKS, ends), strict=True):
+            assert 2 <= len(ticks) <= 6, (least, greatest, ticks)
+            if 1e-300 < greatest - least < 1e300:
+                assert ticks[0] <= least
+                assert greatest <= ticks[-1] * (1 + 1e-9)
+
+
+def test_a_cards_step_is_the_newest_though_it_is_not_drawn_yet(browse, ui_service) -> None:
+    """Cards are drawn when they come into sight; all of them tell the run's last step."""
+    page = browse(ui_service.cats, viewport={"width": 1280, "height": 300})
+    with stepping(ui_service.url, ui_service.cats.key) as client:
+        client.step()
+        page.goto(f"/ui/runs/{client.run}")
+        expect(page.locator("#curve")).to_have_attribute("data-live", "open")
+        cards = page.locator("#metrics [data-series] [data-step]")
+        assert set(cards.all_text_contents()) == {"1"}
+        client.step()
+        expect(page.locator('[data-series="tokens"] [data-step]')).to_have_text("2")
+        assert set(cards.all_text_contents()) == {"2"}

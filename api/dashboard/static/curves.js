@@ -177,11 +177,37 @@ function axis(label, size) {
   };
 }
 
+const MOST_TICKS = 12;
+
+/** The step of 1, 2 or 5 times a power of ten by which at most so many steps cover the span; 0 where there is none. */
+function tickStep(span, most) {
+  const power = 10 ** Math.floor(Math.log10(span / most));
+  const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one * most >= span);
+  return Number.isFinite(step) && step > 0 ? step : 0;
+}
+
+/** A scale whose ends are ticks, so that the greatest value is read below the highest one. */
+export function tickedScale(most) {
+  let step = 0;
+  const range = (plot, least, greatest) => {
+    if (least === null) return [null, null];
+    step = tickStep(greatest - least, most);
+    if (!step) return uPlot.rangeNum(least, greatest, 0.1, true);
+    return [Math.floor(least / step) * step, Math.ceil(greatest / step) * step];
+  };
+  const splits = (plot, axis, low, high) => {
+    const steps = Math.round((high - low) / step);
+    return steps > 0 && steps <= MOST_TICKS ? Array.from({ length: steps + 1 }, (_, place) => low + place * step) : [low, high];
+  };
+  return { range, splits };
+}
+
 /**
  * A chart over optimizer steps. ``lines``: label, number of the colour, width, alpha of each. ``onHover`` gets the place in the data, or null.
  * ``onPart`` gets the steps that were chosen by dragging, or null for all of them; without it the chart zooms by itself.
  */
 export function chart(place, { lines, label, isLog, marks, broken, onHover, onPart, sync, height, isSmall }) {
+  const ticked = tickedScale(isSmall ? 3 : 6);
   const options = {
     width: Math.max(place.clientWidth, 200),
     height: height || 300,
@@ -193,12 +219,13 @@ export function chart(place, { lines, label, isLog, marks, broken, onHover, onPa
       sync: sync ? { key: sync, setSeries: false } : undefined,
     },
     padding: [12, 12, 0, 0],
-    scales: { x: { time: false }, y: isLog ? { distr: 3 } : {} },
+    scales: { x: { time: false }, y: isLog ? { distr: 3 } : { range: ticked.range } },
     axes: [
       { ...axis(isSmall ? null : "Optimizer step", isSmall ? 24 : 34), values: (_, splits) => splits.map((v) => (Number.isInteger(v) ? count(v) : "")) },
       {
         ...axis(isSmall ? null : label, isSmall ? 52 : 62),
         values: (_, splits) => splits.map((v) => (v === null ? "" : measured(v))),
+        ...(isLog ? {} : { splits: ticked.splits }),
       },
     ],
     series: [

@@ -111,14 +111,22 @@ export class Metrics {
     const isServices = figure.dataset.series in LABELS;
     figure.classList.toggle("has-none", isServices && curve.points > 0 && curve.value.every((value) => value === null));
     const last = curve.value.length - 1;
-    if (last < 0) return;
-    figure.querySelector("[data-last]").textContent = measured(curve.value[last]);
+    if (last >= 0) this.tell(figure, curve.step[last], curve.value[last]);
+  }
+
+  tell(figure, at, value) {
+    figure.querySelector("[data-last]").textContent = measured(value);
     const step = figure.querySelector("[data-step]");
-    if (step) step.textContent = count(curve.step[last]);
+    if (step) step.textContent = count(at);
   }
 
   /** Add a point of the stream to the curves that are drawn. */
   add(point) {
+    for (const figure of document.querySelectorAll("#metrics [data-series]")) {
+      const name = figure.dataset.series;
+      // One that has not come into sight is drawn later, and told at once.
+      if (name in LABELS && !this.shown.get(figure)) this.tell(figure, point.step, point[name] ?? null);
+    }
     for (const [figure, drawn] of this.shown) {
       const name = figure.dataset.series;
       if (!drawn || !(name in LABELS)) continue;

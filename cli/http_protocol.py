@@ -34,7 +34,7 @@ _TOO_LARGE = (
 )
 
 
-class _TooLargeError(Exception):
+class HeadTooLarge(Exception):
     """A request has more beside its body than it may have."""
 
 
@@ -128,16 +128,16 @@ class LimitedProtocol(HttpToolsProtocol):
             self._begin_reading()
 
     def on_message_begin(self) -> None:
-        """Count the bytes of a new request. Raises ``_TooLargeError`` behind too many that have no answer yet."""
+        """Count the bytes of a new request. Raises ``HeadTooLarge`` behind too many that have no answer yet."""
         if len(self.pipeline) >= _MOST_PIPELINED:
-            raise _TooLargeError
+            raise HeadTooLarge
         self._body = 0
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a header, or a trailer. Raises ``_TooLargeError`` for one too many."""
+        """Add a header, or a trailer. Raises ``HeadTooLarge`` for one too many."""
         if len(self.headers) >= MOST_HEADERS:
-            raise _TooLargeError
+            raise HeadTooLarge
         super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
@@ -170,9 +170,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._begin_reading()
 
     def on_headers_complete(self) -> None:
-        """End the deadline of the headers. Raises ``_TooLargeError`` for a head that came at once."""
+        """End the deadline of the headers. Raises ``HeadTooLarge`` for a head that came at once."""
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MOST_BESIDE_BODY:
-            raise _TooLargeError
+            raise HeadTooLarge
         self._end_reading()
         self.scope.setdefault("extensions", {})[HOLDER] = {"tell": self.belongs_to}
         super().on_headers_complete()

@@ -56,6 +56,7 @@ Errors that never become an HTTP answer have no status and no code. Each is draw
     ├── WorkPostponed          workers.jobs.job_process      a job's work cannot read a file now; the job is tried again
     ├── CheckpointUnread       workers.training.adapter_restorer  a checkpoint cannot be read now; the load is tried again
     │   └── SnapshotUnread     workers.training.adapter_restorer  what a run is restored from cannot be read now; tried again
+    ├── HeadTooLarge           cli.http_protocol             a request has too much beside its body; answered 431, or cut off
     ├── BrokenOff              api.endable_response          an answer ends between two pieces; never leaves it
     ├── Unreachable            workers.webhooks.sender       a webhook's host has no address that may be reached; never leaves it
     ├── HangingLookups         workers.webhooks.sender       a tenant's look-ups hang, and one more may not begin; never leaves it

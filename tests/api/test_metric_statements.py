@@ -78,3 +78,18 @@ async def test_the_values_of_a_request_are_looked_for_one_by_one_in_an_index(cat
     assert len(steps) == 1
     assert "run_id=? AND name=? AND step=?" in steps[0]
     assert await add(dogs, run, range(1), 1.0) == 404
+
+
+async def test_values_are_kept_to_the_last_bit(cats: Tenant, dogs: Tenant) -> None:
+    """Whatever their size; a number that is not finite is kept as none, and a neighbour's run has nothing."""
+    run, beside = await cats.run(), await dogs.run()
+    values = [1 / 3, 5e-324, 1.7976931348623157e308, 2**53 + 1.0, 0.1 + 0.2, -1e-7, None]
+    points = [{"step": step, "metrics": {"a": value}} for step, value in enumerate(values)]
+    url = f"{cats.service.url}/api/weft/v1/runs/{run}/points"
+    assert (await cats.http.post(url, json={"points": points})).status_code == 200
+    async with cats.service.database.read() as session:
+        rows = select(RunMetric.value, RunMetric.tenant_id).where(RunMetric.run_id == run).order_by(RunMetric.step)
+        found = (await session.execute(rows)).all()
+    assert [repr(value) for value, _ in found] == [repr(value) for value in values]
+    assert {tenant for _, tenant in found} == {cats.id}
+    assert (await kept(dogs.service, beside))[1] == 0

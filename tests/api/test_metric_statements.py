@@ -81,7 +81,7 @@ async def test_the_values_of_a_request_are_looked_for_one_by_one_in_an_index(cat
 
 
 async def test_values_are_kept_to_the_last_bit(cats: Tenant, dogs: Tenant) -> None:
-    """Whatever their size; a number that is not finite is kept as none, and a neighbour's run has nothing."""
+    """A number that is not finite is kept as none, and a neighbour's run has nothing."""
     run, beside = await cats.run(), await dogs.run()
     values = [1 / 3, 5e-324, 1.7976931348623157e308, 2**53 + 1.0, 0.1 + 0.2, -1e-7, None]
     points = [{"step": step, "metrics": {"a": value}} for step, value in enumerate(values)]

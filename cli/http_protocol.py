@@ -7,7 +7,6 @@ import sys
 from asyncio.events import TimerHandle
 from typing import Any, ClassVar, cast
 
-import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -148,7 +147,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what cannot be parsed, or has too much; beside an answer under way nothing can be said."""
-        if isinstance(sys.exc_info()[1], httptools.HttpParserCallbackError):
+        error = sys.exc_info()[1]
+        # The parser raises an error of its own for whatever a callback raises.
+        if error is not None and isinstance(error.__context__, HeadTooLarge):
             self._refuse_size()
         elif self.is_idle:
             super().send_400_response(msg)

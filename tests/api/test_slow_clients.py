@@ -240,6 +240,17 @@ async def test_a_head_that_is_too_large_is_told(service: Service, settings: Sett
     await dogs.session()
 
 
+@pytest.mark.parametrize("address", ["http://", "http://a", "/é"])
+async def test_what_cannot_be_parsed_is_no_large_head(port: int, address: str) -> None:
+    """A client that reads of a size would look for what it has not sent."""
+
+    async def send(writer: asyncio.StreamWriter) -> None:
+        writer.write(f"GET {address} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+
+    async with asyncio.timeout(DEADLINE):
+        assert (await answer_of(port, send)).startswith(b"HTTP/1.1 400 ")
+
+
 async def test_a_body_in_small_chunks_is_taken(service: Service, settings: Settings, dogs: Tenant) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         for _ in range(20_000):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from contracts.errors import WeftError
+from contracts.errors import EngineFailure, WeftError
 from contracts.ledger_records import Completion, ReadyOperation
 from contracts.operations import SampleOutput, SampleRequest
 from contracts.provenance import encode_sample_record
@@ -36,6 +36,19 @@ class FailedSample:
 
 
 Outcome = tuple[SampleOutput, SampleReport] | FailedSample
+
+
+def tokens_used(operation: ReadyOperation, outcome: Outcome) -> int:
+    """Return the tokens that the sample took of its tenant's turn, those of its prompt included."""
+    if isinstance(outcome, FailedSample):
+        return operation.tokens + outcome.drawn if outcome.drawn else 0
+    return operation.tokens + outcome[0].drawn
+
+
+def unrecorded(operation: ReadyOperation) -> FailedSample:
+    """Return the end of a sample whose outcome cannot be recorded."""
+    failed = f"weft could not record this sample; the service's log has the cause ({operation.id})"
+    return FailedSample(EngineFailure(failed))
 
 
 class SampleEndings:

@@ -30,7 +30,7 @@ from workers.sampling.claims import HeldBack, SampleClaims
 from workers.sampling.continuation import Continuation
 from workers.sampling.gate_cuts import GateCuts
 from workers.sampling.resumption import Resumption, Unfinished
-from workers.sampling.sample_endings import FailedSample, Outcome, SampleEndings
+from workers.sampling.sample_endings import FailedSample, Outcome, SampleEndings, tokens_used, unrecorded
 from workers.sampling.sample_request import stop_rules
 from workers.sampling.sample_runner import History, SampleRunner
 from workers.sampling.swap import Swap
@@ -270,7 +270,7 @@ class SamplingWorker:
         try:
             outcome = await self._outcome(operation)
             if outcome is not None:
-                tokens = _tokens_used(operation, outcome)
+                tokens = tokens_used(operation, outcome)
                 await self._end(operation, outcome)
         except HeldBack as held:
             self._leaving.add(operation.id)
@@ -302,7 +302,7 @@ class SamplingWorker:
             await _until_available(partial(self._finish, operation, outcome))
         except Exception:
             log.exception("operation=%s kind=%s could not be recorded", operation.id, OperationKind.SAMPLE)
-            await _until_available(partial(self._finish, operation, _unrecorded(operation)))
+            await _until_available(partial(self._finish, operation, unrecorded(operation)))
         finally:
             self._recording.discard(task)
 
@@ -394,14 +394,3 @@ async def _until_available(call: Callable[[], Awaitable[T]]) -> T:
             log.warning("%s", outage.message)
         await asyncio.sleep(pause)
         pause = min(2 * pause, SWEEP_SECONDS)
-
-
-def _tokens_used(operation: ReadyOperation, outcome: Outcome) -> int:
-    if isinstance(outcome, FailedSample):
-        return operation.tokens + outcome.drawn if outcome.drawn else 0
-    return operation.tokens + outcome[0].drawn
-
-
-def _unrecorded(operation: ReadyOperation) -> FailedSample:
-    failed = f"weft could not record this sample; the service's log has the cause ({operation.id})"
-    return FailedSample(EngineFailure(failed))

@@ -27,6 +27,12 @@ ROWS = 4000
 DEFAULTS = Limits.of(Settings())
 
 
+async def sampled(house: House, name: str) -> tuple[str, str, str]:
+    """Make a tenant with a sampler; return the tenant, the sampler's session and the sampler."""
+    tenant, session, run = await house.run(name)
+    return tenant, session, await house.sampler(tenant, session, 0, await house.checkpoint(tenant, run, "one"))
+
+
 async def recorded(house: House, tenant: str, sampler: str, name: str) -> None:
     """Record a sample as a pool does."""
     kept = house.runtime.settings.retention_sample_records
@@ -43,10 +49,8 @@ async def found(house: House, tenant: str) -> set[str]:
 
 async def test_a_record_ends_after_a_day_or_with_its_session(either_house: House) -> None:
     house = either_house
-    tenant, session, run = await house.run("first")
-    other, other_session, other_run = await house.run("second")
-    mine = await house.sampler(tenant, session, 0, await house.checkpoint(tenant, run, "mine"))
-    foreign = await house.sampler(other, other_session, 0, await house.checkpoint(other, other_run, "theirs"))
+    tenant, session, mine = await sampled(house, "first")
+    other, _, foreign = await sampled(house, "second")
     await recorded(house, tenant, mine, "old")
     house.now += timedelta(hours=23)
     await recorded(house, tenant, mine, "young")
@@ -67,10 +71,8 @@ async def test_a_record_ends_after_a_day_or_with_its_session(either_house: House
 
 async def test_a_renewed_record_outlives_its_first_day_and_no_other_does(either_house: House) -> None:
     house = either_house
-    tenant, session, run = await house.run("first")
-    other, other_session, other_run = await house.run("second")
-    mine = await house.sampler(tenant, session, 0, await house.checkpoint(tenant, run, "mine"))
-    foreign = await house.sampler(other, other_session, 0, await house.checkpoint(other, other_run, "theirs"))
+    tenant, _, mine = await sampled(house, "first")
+    other, _, foreign = await sampled(house, "second")
     await recorded(house, tenant, mine, "old")
     await recorded(house, tenant, mine, "young")
     await recorded(house, other, foreign, "theirs")
@@ -88,10 +90,8 @@ async def test_the_oldest_records_beyond_a_tenants_bytes_are_forgotten_and_anoth
     either_house: House,
 ) -> None:
     house = either_house
-    tenant, session, run = await house.run("first")
-    other, other_session, other_run = await house.run("second")
-    mine = await house.sampler(tenant, session, 0, await house.checkpoint(tenant, run, "mine"))
-    foreign = await house.sampler(other, other_session, 0, await house.checkpoint(other, other_run, "theirs"))
+    tenant, _, mine = await sampled(house, "first")
+    other, _, foreign = await sampled(house, "second")
     async with house.database.write() as transaction:
         await set_tenant(transaction, name="first", limits={"sample_record_bytes": LEAST_BYTES})
     await recorded(house, other, foreign, "theirs")

@@ -98,11 +98,14 @@ def _path(admin: AdminClient, tenant: str, name: str | None = None, below: str |
 
 
 def _line(one: WebhookBody) -> str:
-    state = "enabled" if one.is_enabled else f"disabled ({one.disabled_reason or 'by hand'})"
     last = "never" if one.succeeded_at is None else f"{one.succeeded_at:%Y-%m-%dT%H:%M:%SZ}"
-    if one.is_enabled and one.last_error is not None:
-        state = f"enabled, last delivery failed: {one.last_error}"
-    return f"{one.name}\t{state}\t{one.url}\t{','.join(one.events)}\t{last}\t{one.missed}"
+    return f"{one.name}\t{_state(one)}\t{one.url}\t{','.join(one.events)}\t{last}\t{one.missed}"
+
+
+def _state(one: WebhookBody) -> str:
+    if not one.is_enabled:
+        return f"disabled ({one.disabled_reason or 'by hand'})"
+    return "enabled" if one.last_error is None else f"enabled, last delivery failed: {one.last_error}"
 
 
 def _event_line(one: WebhookEventBody) -> str:

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from typer.testing import CliRunner
 
 from cli.main import app
 from contracts.operations import OperationKind
+from contracts.paths import Segment
 from store.clock import utc_now
 from store.settings import Settings
-from store.tables import BudgetAlert, Placement, UsageHour, WorkerProcess
+from store.tables import BudgetAlert, Placement, UsageHour, Webhook, WorkerProcess
 from tenants.ended_processes import note_ended
 from tenants.keys import create_key
 from tenants.limits import Limits
@@ -362,3 +364,30 @@ async def test_operation_kinds_are_the_wires(admin: Admin, cats: Tenant) -> None
     environment = {"WEFT_ADMIN_URL": admin.url, "WEFT_ADMIN_KEY": admin.key.secret}
     told = await weft("operation", "list", "--kind", OperationKind.OPTIM_STEP, "--json", environment=environment)
     assert [one["lane"] for one in json.loads(told)["items"]] == [run]
+
+
+async def test_lists_tell_what_goes_by_itself_and_what_fails(admin: Admin, cats: Tenant, dogs: Tenant) -> None:
+    """A version without a name stays until it is unused; a webhook says why its newest delivery failed."""
+    environment = {"WEFT_ADMIN_URL": admin.url, "WEFT_ADMIN_KEY": admin.key.secret}
+    for tenant in (cats, dogs):
+        run = await tenant.run()
+        await tenant.checkpoint(run, "kept")
+        await tenant.checkpoint(run, "step", segment=Segment.SAMPLER_WEIGHTS, listed=False)
+        async with tenant.service.database.write() as transaction:
+            spec = WebhookSpec("https://bell.example/", ["job.finished"])
+            await set_webhook(
+                transaction, tenant.id, "bell", spec, networks=(), defaults=Limits.of(Settings()), now=utc_now()
+            )
+    async with cats.service.database.write() as transaction:
+        row = await transaction.scalar(select(Webhook).where(Webhook.tenant_id == cats.id))
+        assert row is not None
+        event = (await send_test(transaction, row, utc_now())).event
+        event.attempts, event.due_at, event.last_error = 1, None, "the host answered 500"
+    listed = (await weft("checkpoint", "list", environment=environment)).splitlines()
+    ends = {(one.split("\t")[0].rpartition("/")[2], one.split("\t")[3]) for one in listed}
+    assert ends == {("kept", "no end"), ("step", "until unused")}
+    states = [
+        (await weft("webhook", "list", "--tenant", name, environment=environment)).split("\t")[1]
+        for name in ("cats", "dogs")
+    ]
+    assert states == ["enabled, last delivery failed: the host answered 500", "enabled"]

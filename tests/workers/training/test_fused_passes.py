@@ -9,6 +9,7 @@ from threading import Event, Lock
 import pytest
 import torch
 
+from contracts.errors import EngineFailure
 from contracts.ids import RunId
 from contracts.losses import LossName
 from contracts.operations import ForwardBackwardOutput, OptimStep, TrainingBatch
@@ -35,7 +36,10 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Watched:
-    """A trainer's ``compute`` that counts the calls at the same time. It holds the first pass that ``holds`` names."""
+    """A trainer's ``compute`` that counts the calls at the same time.
+
+    It holds the first pass that ``holds`` names, which then fails with ``failure``.
+    """
 
     def __init__(self, rig: Rig, monkeypatch: pytest.MonkeyPatch, holds: Callable[[Sequence[PassPiece]], bool]) -> None:
         self.most = 0
@@ -43,6 +47,9 @@ class Watched:
         self._now, self._lock = 0, Lock()
         self._compute: Compute = rig.trainer.compute
         self._holds = holds
+        self.failure: Exception | None = None
+        self.sizes: set[tuple[RunId, int]] = set()
+        """Runs and sizes of the operations of which a part was computed."""
         monkeypatch.setattr(rig.trainer, "compute", self)
 
     def __call__(self, pieces: Sequence[PassPiece], *, slots: int | None = None) -> ComputedPass:
@@ -54,11 +61,19 @@ class Watched:
                 computed = self._compute(pieces, slots=slots)
                 self.held.set()
                 assert self.release.wait(DEADLINE)
+                if self.failure is not None:
+                    raise self.failure
                 return computed
-            return self._compute(pieces, slots=slots)
+            computed = self._compute(pieces, slots=slots)
+            self.sizes |= _sizes(pieces)
+            return computed
         finally:
             with self._lock:
                 self._now -= 1
+
+
+def _sizes(pieces: Sequence[PassPiece]) -> set[tuple[RunId, int]]:
+    return {(piece.operation.run, len(piece.operation.batch.data)) for piece in pieces}
 
 
 def first_of(client: Client) -> Callable[[Sequence[PassPiece]], bool]:
@@ -118,6 +133,37 @@ async def test_an_operation_that_is_computed_first_ends_after_those_before_it(
         expected = undisturbed(base, client.lora, [first, second, STEP])
         assert torch.allclose(client.state().weights.vector, expected.weights.vector, rtol=1e-5, atol=1e-6)
         assert_equals(other, base, [beside] * 3)
+
+
+async def test_an_operation_that_waits_for_one_whose_pass_fails_ends_after_it(
+    new_rig: NewRig, base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later one is computed already: nothing else would come by which it ends."""
+    rig = new_rig(token_budget=64)
+    # Small enough that the later one is read ahead, and so large that the first one is in two passes.
+    first, second, beside = batch(1, (16, 16, 16)), batch(2, (16, 16)), batch(3, (16, 16))
+    async with rig.running():
+        client, other = await rig.clients("client", "other")
+        watched = Watched(rig, monkeypatch, lambda pieces: _sizes(pieces) == {(client.run, len(first.data))})
+        watched.failure = TypeError("nobody foresaw this")
+        async with rig.database.write() as transaction:
+            requests = [await client.accept(transaction, payload) for payload in (first, second, STEP)]
+        assert await asyncio.to_thread(watched.held.wait, DEADLINE)
+        rounds = 0
+        while (client.run, len(second.data)) not in watched.sizes:
+            assert isinstance(await other.do(beside), ForwardBackwardOutput)
+            rounds += 1
+        # Noted by the time at which a later pass has ended.
+        assert isinstance(await other.do(beside), ForwardBackwardOutput)
+        assert [await client.is_pending(request) for request in requests] == [True] * 3
+        watched.release.set()
+        with pytest.raises(EngineFailure, match="weft failed"):
+            await client.result(requests[0])
+        for request in requests[1:]:
+            await client.result(request)
+        expected = undisturbed(base, client.lora, [second, STEP])
+        assert torch.allclose(client.state().weights.vector, expected.weights.vector, rtol=1e-5, atol=1e-6)
+        assert_equals(other, base, [beside] * (rounds + 1))
 
 
 async def test_a_pass_under_way_does_not_reach_a_run_that_was_rebuilt_meanwhile(

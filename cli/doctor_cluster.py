@@ -14,6 +14,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from cli.finding import Finding
+from ledger.payload_files import recorded_payload_files
 from migrations.upgrade import sync_url
 from store.clock import utc_now
 from store.data_folder import DataFolder
@@ -23,7 +24,8 @@ from tenants.recorded_folders import newest_recorded_folders
 from workers.cluster.celery_app import HOUSEKEEPING
 
 _SECONDS = 3.0
-_MOST_FOLDERS = 1000
+_MOST_LOOKED_FOR = 1000
+"""Folders of one kind, or files, that are looked for."""
 _MANY_MESSAGES = 30
 _LARGE_SKEW = timedelta(seconds=2)
 _KINDS = (ProcessKind.TRAINER, ProcessKind.POOL)
@@ -126,21 +128,29 @@ def _clock(connection: Connection) -> Finding:
 
 
 def _folders(connection: Connection, settings: Settings) -> Finding:
-    """Check that the folders that rows name are here: else this is not the folder that trainers and pools share."""
+    """Check that what rows name is here: else this is not the folder that trainers and pools share."""
     folder = DataFolder(settings.data_dir)
-    missing = [name for name in newest_recorded_folders(connection, _MOST_FOLDERS) if not folder.path(name).is_dir()]
+    missing = [name for name in _named(connection) if not folder.path(name).exists()]
     connection.rollback()
-    # A snapshot that was replaced meanwhile is gone, but no row names it any more.
-    named = newest_recorded_folders(connection, _MOST_FOLDERS)
+    # A snapshot that was replaced meanwhile is gone, and so is the file of a payload, but no row names it any more.
+    named = _named(connection)
     missing = [name for name in missing if name in named]
     if missing:
         return Finding(
             "shared folder",
             False,
-            f"{len(missing)} of the {len(named)} newest folders that rows name are not in {settings.data_dir}, "
+            f"{len(missing)} of the {len(named)} folders and payload files looked for are not in {settings.data_dir}, "
             f"such as {missing[0]}: mount the folder that every trainer and pool shares, or restore it",
         )
-    return Finding("shared folder", True, f"the {len(named)} newest folders that rows name are there")
+    return Finding("shared folder", True, f"the {len(named)} folders and payload files looked for are there")
+
+
+def _named(connection: Connection) -> list[str]:
+    """Return what rows name: the newest folders, and some files of payloads."""
+    return [
+        *newest_recorded_folders(connection, _MOST_LOOKED_FOR),
+        *recorded_payload_files(connection, _MOST_LOOKED_FOR),
+    ]
 
 
 # --- processes -----------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import TypeVar, cast
 from uuid import UUID
 from weakref import WeakValueDictionary
 
-from sqlalchemy import Table, bindparam, select
+from sqlalchemy import Connection, Table, bindparam, select
 
 from contracts.codec import encoded_bytes, pack
 from contracts.errors import FilesUnread, Unavailable, WeftError
@@ -49,6 +49,7 @@ _SETTLED = timedelta(minutes=10)
 """Age of a file whose row is committed, if it ever will be."""
 _LOOKED_UP = 512
 _ROWS = cast(Table, OperationPayload.__table__)
+_WITH_FILE = select(_ROWS.c.operation_id).where(_ROWS.c.file_digest.is_not(None)).order_by(_ROWS.c.operation_id)
 _WITH_ROW = select(_ROWS.c.operation_id).where(_ROWS.c.operation_id.in_(bindparam("ids", expanding=True)))
 
 
@@ -60,6 +61,8 @@ class PayloadFiles:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="payloads")
         self._unread = UnreadFiles(data_folder, PAYLOADS)
         self._of_tenants: WeakValueDictionary[TenantId, asyncio.Semaphore] = WeakValueDictionary()
+        self._kept: set[Path] = set()
+        """Folders whose own entries were flushed."""
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """Run ``work`` on a thread for payloads and return its result."""
@@ -181,6 +184,10 @@ class PayloadFiles:
             file.flush()
             os.fsync(file.fileno())
         _flush_folder(path.parent)
+        if path.parent not in self._kept:
+            for folder in (path.parent.parent, self._folder.path(".")):
+                _flush_folder(folder)
+            self._kept.add(path.parent)
         return StoredPayload(b"", file_digest=_digest(body), file_bytes=len(body), encoded_bytes=encoded_bytes(body))
 
     def _remove(self, operations: Iterable[str]) -> None:
@@ -188,8 +195,17 @@ class PayloadFiles:
             self._path(operation).unlink(missing_ok=True)
 
     def _path(self, operation: str) -> Path:
-        name = str(UUID(operation))
-        return self._folder.path(f"{PAYLOADS}/{name[:2]}/{name}")
+        return self._folder.path(_file_of(operation))
+
+
+def recorded_payload_files(connection: Connection, most: int) -> list[str]:
+    """Return ``most`` files that rows name, relative to the data folder."""
+    return [_file_of(operation) for operation in connection.scalars(_WITH_FILE.limit(most))]
+
+
+def _file_of(operation: str) -> str:
+    name = str(UUID(operation))
+    return f"{PAYLOADS}/{name[:2]}/{name}"
 
 
 def _in_row(body: bytes) -> StoredPayload:

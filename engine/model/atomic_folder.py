@@ -20,6 +20,7 @@ def write_atomically(directory: Path, fill: Callable[[Path], None]) -> int:
     ``OSError``, too.
     """
     staging = directory.with_name(f".{directory.name}.{uuid4().hex}")
+    is_first = not directory.parent.exists()
     staging.mkdir(parents=True)
     try:
         fill(staging)
@@ -30,6 +31,8 @@ def write_atomically(directory: Path, fill: Callable[[Path], None]) -> int:
         sync(staging)
         staging.rename(directory)
         sync(directory.parent)
+        if is_first:
+            sync(directory.parent.parent)
     except BaseException as error:
         shutil.rmtree(staging, ignore_errors=True)
         if (number := _system_error(error)) is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -157,6 +158,17 @@ def test_a_data_folder_without_what_rows_name_is_another_one(
     assert not missing.is_well
     assert "snapshots/one" in missing.text
     (tmp_path / "data" / "snapshots" / "one").mkdir(parents=True)
+    assert look()["shared folder"].is_well
+    operation, insert = (
+        str(uuid4()),
+        "INSERT INTO operation_payloads (operation_id, tenant_id, body, file_digest) VALUES (%s, %s, '', 'd')",
+    )
+    with psycopg.connect(migrated_postgres_url.replace("+asyncpg", "")) as connection:
+        connection.execute(insert, (operation, "t"))
+    missing = look()["shared folder"]
+    assert (missing.is_well, f"payloads/{operation[:2]}/{operation}" in missing.text) == (False, True)
+    (tmp_path / "data" / "payloads" / operation[:2]).mkdir(parents=True)
+    (tmp_path / "data" / "payloads" / operation[:2] / operation).write_bytes(b"d")
     assert look()["shared folder"].is_well
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -107,6 +108,24 @@ async def test_a_damaged_or_missing_file_fails_its_own_operation_only(files: Pay
     with pytest.raises(ValueError, match="gone"):
         files.read(one, stored.file_digest or b"")
     assert len(files.read(other, neighbour.file_digest or b"")) == neighbour.stored_bytes
+
+
+async def test_a_file_and_its_new_folder_are_on_the_disk_before_its_row(
+    files: PayloadFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder's entry is in the folder above: without it a file is lost with the power, however well it was written."""
+    flushed: list[str] = []
+    monkeypatch.setattr(
+        "ledger.payload_files.os.fsync", lambda file: flushed.append(os.readlink(f"/proc/self/fd/{file}"))
+    )
+    first = str(uuid4())
+    await files.store(CATS, RequestId(first), batch())
+    folder = tmp_path / "payloads" / first[:2]
+    assert flushed == [str(folder / first), str(folder), str(folder.parent), str(tmp_path)]
+    flushed.clear()
+    beside = first[:2] + str(uuid4())[2:]
+    await files.store(DOGS, RequestId(beside), batch())
+    assert flushed == [str(folder / beside), str(folder)]
 
 
 async def test_a_full_disk_has_the_client_repeat_the_request(files: PayloadFiles, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ share could be removed for one while it is written for the other.
 import asyncio
 import hashlib
 import os
+import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -48,6 +49,8 @@ _PRIVATE = 0o600
 _SETTLED = timedelta(minutes=10)
 """Age of a file whose row is committed, if it ever will be."""
 _LOOKED_UP = 512
+_OWN_FOLDER = re.compile(f"{PAYLOADS}/[0-9a-f]{{2}}")
+_OWN_FILE = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ROWS = cast(Table, OperationPayload.__table__)
 _WITH_FILE = select(_ROWS.c.operation_id).where(_ROWS.c.file_digest.is_not(None)).order_by(_ROWS.c.operation_id)
 _WITH_ROW = select(_ROWS.c.operation_id).where(_ROWS.c.operation_id.in_(bindparam("ids", expanding=True)))
@@ -146,8 +149,9 @@ class PayloadFiles:
         Return how many, and the folder, None after the last one. A file that has changed within ``unchanged`` stays: its row
         may not be committed yet. Raises ``Unavailable``.
         """
-        folders = sorted(await asyncio.to_thread(self._folder.folders, PAYLOADS))
-        folder = next((one for one in folders if one > after), None)
+        folders = await asyncio.to_thread(self._folder.folders, PAYLOADS)
+        # Others have come by a disk, or by those who copied files.
+        folder = min((one for one in folders if one > after and _OWN_FOLDER.fullmatch(one)), default=None)
         if folder is None:
             return 0, None
         removed, written = 0, await asyncio.to_thread(self._written_before, folder, unchanged.total_seconds())
@@ -155,13 +159,14 @@ class PayloadFiles:
             some = written[begin : begin + _LOOKED_UP]
             async with database.read() as session:
                 kept = set(await session.scalars(_WITH_ROW, {"ids": few_lengths(some)}))
-            forgotten = [operation for operation in some if operation not in kept]
-            await self.remove(forgotten)
+            if forgotten := [operation for operation in some if operation not in kept]:
+                await database.flush()
+                await self.remove(forgotten)
             removed += len(forgotten)
         return removed, folder
 
     def _written_before(self, folder: str, seconds: float) -> list[str]:
-        """Return the names of the folder's files that have not changed for so long, by the clock that dates the files."""
+        """Return the operations of the folder's files that have not changed for so long, by the clock that dates the files."""
         found = []
         with TemporaryFile(dir=self._folder.path(PAYLOADS)) as newest:
             now = os.fstat(newest.fileno()).st_mtime
@@ -169,7 +174,7 @@ class PayloadFiles:
             for entry in entries:
                 # A file may be removed meanwhile.
                 with suppress(FileNotFoundError):
-                    if entry.stat().st_mtime < now - seconds:
+                    if _OWN_FILE.fullmatch(entry.name) and entry.stat().st_mtime < now - seconds:
                         found.append(entry.name)
         return found
 

@@ -3,10 +3,11 @@
 One request, or one step of a task, is one transaction. The code that opens a transaction commits it.
 """
 
+import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from time import monotonic
 from typing import Any
 
@@ -204,7 +205,21 @@ class Database:
         async with self.write() if self._is_sqlite else self.read() as session:
             yield session
 
+    async def flush(self) -> None:
+        """Have the disk keep what has committed, so that what rows no longer name can be removed. Raises ``OSError``.
+
+        A power cut takes back what SQLite has committed since its log was last written to the disk (``synchronous=NORMAL``).
+        """
+        if self._is_sqlite:
+            await asyncio.to_thread(_flush_log, f"{self.engine.url.database}-wal")
+
     async def close(self) -> None:
         """Close every connection."""
         self._connections.close()
         await self.engine.dispose()
+
+
+def _flush_log(path: str) -> None:
+    # Without a log everything is in the database's file, which SQLite has flushed before it removed the log.
+    with suppress(FileNotFoundError), open(path, "rb") as log:
+        os.fsync(log.fileno())

@@ -63,7 +63,6 @@ class EmbeddedRunner:
         if database.has_one_service:
             async with database.write() as transaction:
                 await declare_all_dead(transaction)
-            await self._housekeeping.remove_orphans()
             await self._jobs.free_all()
         for facts in self._bases.values():
             log.info("loading base model %s", facts.name)

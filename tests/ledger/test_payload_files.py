@@ -208,6 +208,26 @@ async def test_a_file_goes_once_its_row_is_gone(files: PayloadFiles, database: D
         assert await session.scalar(select(func.count()).select_from(OperationPayload)) == 1
 
 
+async def test_what_others_put_into_the_folder_stays_and_holds_nothing_up(
+    files: PayloadFiles, database: Database, tmp_path: Path
+) -> None:
+    """A disk brings a ``lost+found`` that nobody may read, a copy a file of another name."""
+    first, last = "7f" + str(uuid4())[2:], "ff" + str(uuid4())[2:]
+    for request in (first, last):
+        await files.store(CATS, RequestId(request), batch())
+    beside = [tmp_path / "payloads" / name for name in ("7f/.nfs0042", "lost+found/inode", "00 copy/x")]
+    for path in beside:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    for path in on_disk(tmp_path):
+        os.utime(path, (0, 0))
+    removed, after = 0, ""
+    while (found := await files.remove_forgotten(database, after=after))[1] is not None:
+        removed, after = removed + found[0], found[1]
+    assert removed == 2
+    assert sorted(on_disk(tmp_path)) == sorted(beside)
+
+
 def test_a_digest_is_of_the_bytes_and_of_the_kind() -> None:
     body = b'{"seq_id": 1}'
     assert request_digest(KIND, body) == request_digest(KIND, body)

@@ -55,30 +55,29 @@ class FolderRemoval:
 
     async def remove(self, folders: Sequence[str]) -> None:
         """Remove folders that nothing reads, and what writers that died left half-written of them."""
+        if folders:
+            await self._runtime.database.flush()
         remaining = [*folders, *await asyncio.to_thread(self._runtime.data_folder.half_written, folders)]
         for begin in range(0, len(remaining), _FOLDERS_AT_ONCE):
             some = remaining[begin : begin + _FOLDERS_AT_ONCE]
             await asyncio.gather(*(asyncio.to_thread(self._runtime.data_folder.remove, folder) for folder in some))
 
-    async def remove_orphans(self, *, settled: bool, after: str = "", most: int = SMALL) -> Batch:
+    async def remove_orphans(self, *, after: str = "", most: int = SMALL) -> Batch:
         """Remove folders of checkpoints, snapshots, archives and records that no row names, among the next ones after ``after``.
 
         A batch ends once ``most`` folders went, or a few more.
 
         A process leaves such a folder when it dies between writing and recording the folder, or between deleting the row
-        and removing the folder. A trainer that dies leaves its record. Without ``settled``, call this only while no other
-        process writes to the data folder. With ``settled``, folders changed within the last day stay, since another process
-        may be about to record them.
+        and removing the folder. A trainer that dies leaves its record. Folders changed within the last day stay, since some
+        process may be about to record them.
         """
-        oldest = time() - _SETTLED_SECONDS if settled else None
+        oldest = time() - _SETTLED_SECONDS
         removed, folder = 0, self._runtime.data_folder
         place = _PARENTS.index(after.partition("/")[0] or CHECKPOINTS)
         parent, further = _PARENTS[place], _PARENTS[place + 1 :]
         seen = await asyncio.to_thread(folder.folders_after, parent, after, most=_LOOKED_AT)
         for begin in range(0, len(seen), _ASKED_AT_ONCE):
-            some = seen[begin : begin + _ASKED_AT_ONCE]
-            if oldest is not None:
-                some = await asyncio.to_thread(folder.unchanged, some, since=oldest)
+            some = await asyncio.to_thread(folder.unchanged, seen[begin : begin + _ASKED_AT_ONCE], since=oldest)
             async with self._runtime.database.read() as session:
                 orphans = await unrecorded_folders(session, some)
             for orphan in orphans:

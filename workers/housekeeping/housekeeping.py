@@ -143,9 +143,3 @@ class Housekeeping:
             return
         async with self._runtime.database.write_one() as session:
             await write_record(session, step, record)
-
-    async def remove_orphans(self, *, settled: bool = False) -> None:
-        """Remove all folders that rows should name and none names (``FolderRemoval.remove_orphans``)."""
-        place: str | None = ""
-        while place is not None:
-            place = (await self._steps.folders.remove_orphans(settled=settled, after=place)).next

@@ -362,7 +362,7 @@ class HousekeepingSteps:
             return again(await forget_events(transaction, before=before, most=LARGE), LARGE)
 
     async def _remove_orphans(self, place: str | None) -> Batch:
-        return await self.folders.remove_orphans(settled=True, after=place or "")
+        return await self.folders.remove_orphans(after=place or "")
 
 
 def _text(place: Place | None) -> str | None:

@@ -113,5 +113,6 @@ class SnapshotWriter:
         if outcome.is_recorded:
             self._telemetry.snapshot_written(seconds=perf_counter() - started)
         if outcome.obsolete is not None:
+            await self._database.flush()
             await asyncio.to_thread(self._data_folder.remove, outcome.obsolete)
         return outcome.is_recorded

@@ -2,17 +2,21 @@
 
 import os
 from datetime import timedelta
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import select, update
 
-from contracts.ids import CheckpointId
+from contracts.ids import CheckpointId, RequestId
+from contracts.losses import LossName
 from ledger.work_in_hand import WorkInHand, keep_record
-from store.tables import ProcessKind, Run, Session, VersionCommand
+from store.tables import ProcessKind, Run, RunState, Session, VersionCommand
 from tenants.checkpoints import directory_of
 from tenants.run_directives import RunDirective, direct_run, standing_directive
 from tenants.run_history import RunEventKind, note_run_events, run_history
 from tenants.trainers import RECORDS
+from tests.engine.training.conftest import make_batch
+from tests.store.flushed_first import watch
 from tests.workers.housekeeping.conftest import House
 from workers.housekeeping.folders import FolderRemoval
 from workers.housekeeping.schedule import StepName
@@ -87,16 +91,6 @@ async def test_silent_session_ends_and_a_training_one_goes_on(house: House) -> N
     assert ended == {silent: "timed_out", training: None}
 
 
-async def test_folder_that_no_row_names_goes_at_the_start(house: House) -> None:
-    tenant, _, run = await house.run("first")
-    kept = await house.checkpoint(tenant, run, "kept")
-    for orphan in ("checkpoints/orphan", "checkpoints/.half.written", "snapshots/orphan"):
-        house.folder.path(orphan).mkdir(parents=True)
-    await house.keeping.remove_orphans()
-    assert await house.checkpoints() == {kept}
-    assert house.folder.folders("snapshots") == []
-
-
 async def test_orphans_go_in_batches_that_begin_where_the_last_one_ended(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +99,7 @@ async def test_orphans_go_in_batches_that_begin_where_the_last_one_ended(
     tenant, _, run = await house.run("first")
     kept = {await house.checkpoint(tenant, run, f"kept{number}") for number in range(5)}
     orphans = [f"checkpoints/{number}" for number in range(30)] + [f"snapshots/{number}" for number in range(10)]
+    orphans += ["checkpoints/.half.written"]
     for orphan in orphans:
         house.folder.path(orphan).mkdir(parents=True)
     for folder in [*orphans, *(directory_of(checkpoint) for checkpoint in kept)]:
@@ -113,9 +108,9 @@ async def test_orphans_go_in_batches_that_begin_where_the_last_one_ended(
     house.folder.path(young).mkdir()
     step, place, batches = FolderRemoval(house.runtime), "", list[Batch]()
     while place is not None:
-        batches.append(await step.remove_orphans(settled=True, after=place, most=6))
+        batches.append(await step.remove_orphans(after=place, most=6))
         place = batches[-1].next
-    assert sum(batch.handled for batch in batches) == 40
+    assert sum(batch.handled for batch in batches) == 41
     assert max(batch.handled for batch in batches) <= 6 + 4
     assert await house.checkpoints() == kept
     assert house.folder.folders("snapshots") == [young]
@@ -124,6 +119,34 @@ async def test_orphans_go_in_batches_that_begin_where_the_last_one_ended(
         os.utime(house.folder.path(orphan), (0, 0))
     record = await house.keeping.run_step(StepName.REMOVE_ORPHANS)
     assert (record.handled, record.position) == (2, None)
+
+
+async def test_a_power_cut_takes_back_no_deletion_whose_files_are_gone(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite's newest commits are not on the disk yet: files of a checkpoint, of a run and of a payload wait for that."""
+    tenant, _, run = await house.run("first")
+    kept = await house.checkpoint(tenant, run, "kept")
+    gone = await house.checkpoint(tenant, run, "gone", ttl=60)
+    _, _, ended = await house.run("second")
+    snapshot, payload = f"snapshots/{ended}", str(uuid4())
+    house.folder.path(snapshot).mkdir(parents=True)
+    await house.runtime.ledger.payloads.store(
+        tenant, RequestId(payload), make_batch(1, LossName.CROSS_ENTROPY, (40_000,))
+    )
+    os.utime(house.folder.path(f"payloads/{payload[:2]}/{payload}"), (0, 0))
+    async with house.database.write() as transaction:
+        values = {"state": RunState.UNLOADED, "snapshot_dir": snapshot, "snapshot_bytes": 5}
+        await transaction.execute(update(Run).where(Run.id == ended).values(values))
+    watched = watch(house.database, monkeypatch)
+    house.now += timedelta(seconds=61)
+    await house.sweep()
+    await house.empty_trash()
+    assert set(watched.removed) == {directory_of(gone), snapshot, payload}
+    # The trash's row was written with the deletion of the checkpoint's.
+    assert gone.encode() in watched.removed[directory_of(gone)]
+    assert all(watched.removed.values())
+    assert await house.checkpoints() == {kept}
 
 
 async def test_loop_sweeps_and_stops(house: House) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import os
 import tarfile
 from dataclasses import replace
 from datetime import timedelta
@@ -162,9 +163,11 @@ async def test_an_archive_without_an_unfinished_job_is_an_orphan(shop: Shop) -> 
     shop.runtime.data_folder.path(staged_folder(new_job_id())).mkdir()
     removal, removed = FolderRemoval(shop.runtime), 0
     place: str | None = ""
-    assert (await removal.remove_orphans(settled=True, after=f"{IMPORTS}/")).handled == 0, "they are young"
+    assert (await removal.remove_orphans(after=f"{IMPORTS}/")).handled == 0, "they are young"
+    for folder in shop.runtime.data_folder.folders(IMPORTS):
+        os.utime(shop.runtime.data_folder.path(folder), (0, 0))
     while place is not None:
-        batch = await removal.remove_orphans(settled=False, after=place)
+        batch = await removal.remove_orphans(after=place)
         place, removed = batch.next, removed + batch.handled
     assert removed == 2
     assert staged(shop) == [theirs]

@@ -23,6 +23,7 @@ from tenants.run_history import RunEventKind, note_run_events
 from tenants.sessions import NewSession, create_session
 from tenants.trainers import list_trainers, resident_runs
 from tests.engine.training.conftest import make_batch
+from tests.store.flushed_first import watch
 from tests.workers.training.conftest import DEADLINE, Client, NewRig, Rig, busy_file_threads, undisturbed
 from workers.training import adapter_restorer, adapter_tasks
 from workers.training.trainer_report import TrainerReport
@@ -74,6 +75,20 @@ async def test_an_adapter_paged_out_comes_back_bit_equal(
         assert_bit_equal(first.state(), expected)
     assert rig.counts.paged_out == 2 * len(operations) + 2
     assert rig.counts.paged_in == 2 * len(operations) + 1
+
+
+async def test_a_power_cut_takes_back_no_snapshot_whose_predecessor_is_gone(
+    new_rig: NewRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row that names the new folder is on the disk before the old folder goes: one of both is always there."""
+    rig = new_rig(snapshot_operations=1)
+    watched = watch(rig.database, monkeypatch)
+    async with rig.running():
+        client, other = await rig.clients("client", "other")
+        while len(watched.removed) < 3:
+            for one in (client, other):
+                await one.do(STEP)
+    assert all(watched.removed.values())
 
 
 async def test_the_least_recently_used_leaves_and_nobody_else(new_rig: NewRig, base: BaseModel) -> None:

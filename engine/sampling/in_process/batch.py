@@ -106,14 +106,19 @@ class DecodeBatch:
         return sum(sequence.runs for sequence in self.sequences)
 
     def hand_over(self, leaves: Callable[[RunningSequence], bool]) -> list[Join]:
-        """Take the sequences that leave out of the batch, for another one. Call ``reform`` before the next step."""
+        """Take the sequences that leave out of the batch, for another one. Call ``reform`` before the next step.
+
+        They take a copy of their rows along: sequences that join this batch get the rows, and its steps go on.
+        """
         rows = [row for row, one in enumerate(self._rows) if one is not None and one.runs and leaves(one)]
         if not rows:
             return []
         leaving = [one for row in rows if (one := self._rows[row]) is not None]
         for row in rows:
             self._rows[row] = None
-        return [Join(leaving, self._cache, rows)]
+        copied = list(range(len(rows)))
+        cache = assemble([CachePart(self._cache, rows, copied)], max(one.cached for one in leaving))
+        return [Join(leaving, cache, copied)]
 
     def reform(self, joins: Sequence[Join]) -> None:
         """Drop the ended sequences and add those of ``joins``, in one copy of the cache at most."""

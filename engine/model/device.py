@@ -21,7 +21,10 @@ asked for; a sick device is far off, or fails."""
 _LACKS = (
     "DefaultCPUAllocator: can't allocate memory",
     "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
+    # Of a handle that is made on a device without free memory.
+    "CUBLAS_STATUS_NOT_INITIALIZED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
 """Texts of errors of a lack of memory, after which the device works."""

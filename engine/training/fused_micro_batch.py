@@ -24,6 +24,9 @@ from engine.training.target_logprobs import gather_logprobs, target_logprobs
 
 log = logging.getLogger(__name__)
 
+_LARGEST_POWER = 126
+"""Power of two of the largest factor by which a loss is multiplied: it is finite in float32, and so is its inverse."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemberSlice:
@@ -204,7 +207,9 @@ def _scaled_gradients(
     factors: dict[int, float] = {}
     for part in slices:
         steepest = float(slopes[part.targets].abs().max()) if part.targets.stop > part.targets.start else 0.0
-        factors[part.member] = 2.0 ** -math.frexp(steepest)[1] * 2 if 0 < steepest < math.inf else 1.0
+        power = 1 - math.frexp(steepest)[1] if 0 < steepest < math.inf else 0
+        # A slope below the smallest normal number of float32 stays below 1: its factor is to be finite, too.
+        factors[part.member] = math.ldexp(1.0, min(power, _LARGEST_POWER))
         slopes[part.targets] *= factors[part.member]
     found = _gradients(logprobs, slopes, groups, grouped)
     return {member: gradient / factors[member] for member, gradient in found.items()}

@@ -39,14 +39,17 @@ class MicroBatchThreads:
     ) -> list[MicroBatchResult]:
         """Compute ``batches`` on ``slots`` cores and return their results in order."""
         compute = partial(micro_batches.compute, backward=backward)
-        if self._executor is None or len(batches) < 2 or slots < 2:
-            threads = max(1, min(slots, self._cores - 1))
-            return [_on_threads(threads, compute, batch) for batch in batches]
-        threads = max(1, slots // len(batches))
-        found = list(self._executor.map(partial(_on_threads, threads, compute), batches))
-        # torch keeps a number of threads for each thread, and the last number set is the default of new threads.
-        torch.set_num_threads(self._cores)
-        return found
+        if self._executor is None:
+            return [compute(batch) for batch in batches]
+        try:
+            if len(batches) < 2 or slots < 2:
+                threads = max(1, min(slots, self._cores - 1))
+                return [_on_threads(threads, compute, batch) for batch in batches]
+            threads = max(1, slots // len(batches))
+            return list(self._executor.map(partial(_on_threads, threads, compute), batches))
+        finally:
+            # torch keeps a number of threads for each thread, and the last number set is the default of new threads.
+            torch.set_num_threads(self._cores)
 
 
 def _on_threads(

@@ -46,3 +46,11 @@ def test_float16_gradients_are_as_exact_for_small_and_large_weights(tiny_model_d
     for scale, of_neighbour in ((2.0**-20, 1.0), (2.0**14, 2.0**-20)):
         found = gradient(base, scale, of_neighbour=of_neighbour, trains_head=trains_head)
         assert torch.equal(found, expected)
+
+
+def test_the_smallest_weights_of_float32_are_no_error_in_float16(tiny_model_dir: Path) -> None:
+    """No factor makes such a slope one, and its gradient is about zero; the neighbour's is what it always is."""
+    base = load_base(tiny_model_dir, dtype="float16")
+    usual = gradient(base, 1.0, of_neighbour=1.0, trains_head=True)
+    assert torch.equal(gradient(base, 1.0, of_neighbour=2.0**-140, trains_head=True), usual)
+    assert bool(gradient(base, 2.0**-140, of_neighbour=1.0, trains_head=True).isfinite().all())

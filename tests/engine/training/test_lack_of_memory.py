@@ -29,6 +29,10 @@ _ERRORS: dict[str, Callable[[], Exception]] = {
     ),
     "python": MemoryError,
     "driver": lambda: torch.AcceleratorError("CUDA error: out of memory"),
+    "driver API": lambda: RuntimeError("CUDA driver error: out of memory"),
+    "cuBLAS handle": lambda: RuntimeError(
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+    ),
     "cuBLAS": lambda: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
 }
 

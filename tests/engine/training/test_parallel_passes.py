@@ -74,6 +74,7 @@ def test_a_micro_batch_alone_leaves_a_core_to_the_rest_of_the_service(base: Base
             operation = PassOperation(run, make_batch(1, LossName.CROSS_ENTROPY, lengths), True)
             trainer.compute([operation.next_piece(len(lengths))], slots=threads)
             assert seen == wanted
+            assert torch.get_num_threads() == threads, "threads that start from now on would have another number"
             seen.clear()
     finally:
         noted.remove()

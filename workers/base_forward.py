@@ -154,13 +154,14 @@ class BaseForward:
         with device_errors():
             for number, prompt in enumerate(prompts):
                 try:
-                    weights = self._weights(prompt.adapter)
-                    if prompt.needs_logits:
-                        outcomes[number] = self._by_logits(weights, prompt)
-                    else:
-                        items[number] = self._item(weights, prompt)
-                except WeftError as error:
-                    outcomes[number] = error
+                    with device_errors():
+                        weights = self._weights(prompt.adapter)
+                        if prompt.needs_logits:
+                            outcomes[number] = self._by_logits(weights, prompt)
+                        else:
+                            items[number] = self._item(weights, prompt)
+                except (WeftError, RuntimeError, MemoryError) as error:
+                    outcomes[number] = as_weft_error(error, "scoring")
             for number, outcome in zip(items, self._trainer.run_pass(list(items.values())), strict=True):
                 outcomes[number] = outcome if isinstance(outcome, WeftError) else _scored(prompts[number], outcome)
             for run in self._trainer.runs():

@@ -22,14 +22,14 @@ from engine.model.base import BaseModel
 from engine.model.device import DeviceFailed
 from engine.sampling.in_process.continuous_batching import ContinuousBatcher
 from engine.sampling.in_process.forward_pass import ForwardPass
-from engine.sampling.replica import PromptScoring
+from engine.sampling.replica import PromptScored, PromptScoring
 from ledger.runtime import Runtime
 from store.clock import utc_now
 from store.database import Database, create_engine
 from store.tables import SampleInFlight, WorkerProcess
 from tests.workers.runtimes import make_runtime
 from tests.workers.sampling.bare_samples import BASE, SECONDS, make_drawer, make_sampling
-from workers.base_forward import BaseForward
+from workers.base_forward import BaseForward, Prompt
 
 Forward = Callable[..., Tensor]
 
@@ -101,6 +101,30 @@ async def test_a_sick_sampling_device_gives_its_samples_back(
     healthy.worker.stop()
     await working
     await healthy.pool.close()
+
+
+@pytest.mark.parametrize("step", ["_item", "_by_logits"])
+async def test_a_prompt_for_which_there_is_no_memory_fails_alone(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Prompts of several tenants are scored together."""
+    forward = BaseForward(BaseModel.load(read_base_model_facts(BASE, tiny_model_dir, None)))
+    scoring = PromptScoring(0, logprobs=True, topk=0 if step == "_item" else 2)
+    prompts = [Prompt(None, np.array(ids), scoring) for ids in ([5, 2, 3], [7, 1, 4, 4], [2, 9])]
+    alone = [forward.score_now(prompt) for prompt in prompts]
+    whole = getattr(forward, step)
+
+    def lacking(weights: object, prompt: Prompt) -> object:
+        if prompt is prompts[1]:
+            raise torch.OutOfMemoryError("no memory")
+        return whole(weights, prompt)
+
+    monkeypatch.setattr(forward, step, lacking)
+    first, failed, last = forward.score_together(prompts)
+    assert isinstance(failed, EngineFailure)
+    for scored, expected in ((first, alone[0]), (last, alone[2])):
+        assert isinstance(scored, PromptScored)
+        np.testing.assert_allclose(scored.logprobs, expected.logprobs, atol=1e-5)
 
 
 async def test_a_device_that_fails_in_a_score_ends_the_process(

@@ -10,8 +10,13 @@ from pathlib import Path
 from contracts.errors import EngineFailure, InvalidRequest
 
 _ROOT = Path("/")
-_CGROUPS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
-"""Limit and use of a container's memory: control groups of version 2, then of version 1."""
+_CGROUPS = (
+    ("memory.max", "memory.current", "memory.stat", ""),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_"),
+)
+"""Limit, use and parts of a container's memory, and what stands before a part's name: control groups of version 2, then 1."""
+_CACHED = ("active_file", "inactive_file")
+"""Parts of a container's use that are copies of files: the kernel gives them to programs that ask."""
 _RECLAIMABLE = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
 """Parts of a memory node that programs can have, as vLLM counts them."""
 _QUERY = ("--query-gpu=index,uuid,mig.mode.current,memory.total,memory.free", "--format=csv,noheader,nounits")
@@ -48,10 +53,11 @@ def available_memory(root: Path = _ROOT) -> int:
     meminfo = root / "proc/meminfo"
     found = _bytes_of(meminfo.read_text(), "MemAvailable") if meminfo.is_file() else None
     left = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if found is None else found
-    for limit, used in _CGROUPS:
+    for limit, used, parts, prefix in _CGROUPS:
         bound, taken = (_number(root / "sys/fs/cgroup" / name) for name in (limit, used))
         if bound is not None and taken is not None:
-            return min(left, max(0, bound - taken))
+            cached = _cached(root / "sys/fs/cgroup" / parts, prefix)
+            return min(left, max(0, bound - max(0, taken - cached)))
     return left
 
 
@@ -115,6 +121,12 @@ def _gpu(row: list[str]) -> Gpu:
 def _bytes_of(meminfo: str, name: str) -> int | None:
     found = re.search(rf"{re.escape(name)}:\s+(\d+) kB", meminfo)
     return int(found[1]) * 1024 if found else None
+
+
+def _cached(stat: Path, prefix: str) -> int:
+    lines = stat.read_text().splitlines() if stat.is_file() else []
+    sizes = dict(line.split(" ", 1) for line in lines if " " in line)
+    return sum(int(sizes.get(f"{prefix}{part}", 0)) for part in _CACHED)
 
 
 def _number(file: Path) -> int | None:

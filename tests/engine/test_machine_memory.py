@@ -28,6 +28,22 @@ def test_a_containers_limit_bounds_what_is_available(tmp_path: Path, limit: str,
     assert available_memory(tmp_path) == left
 
 
+@pytest.mark.parametrize(
+    ("folder", "limit", "used", "prefix"),
+    [("", "memory.max", "memory.current", ""), ("memory/", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")],
+)
+def test_files_that_the_kernel_keeps_for_a_container_are_available(
+    tmp_path: Path, folder: str, limit: str, used: str, prefix: str
+) -> None:
+    """A base that was read leaves its files in memory: they go when a program needs the place."""
+    write(tmp_path, "proc/meminfo", MEMINFO)
+    write(tmp_path, f"sys/fs/cgroup/{folder}{limit}", f"{4 * GIB}\n")
+    write(tmp_path, f"sys/fs/cgroup/{folder}{used}", f"{4 * GIB - 1}\n")
+    parts = f"anon {GIB}\nfile {3 * GIB}\n{prefix}inactive_file {2 * GIB}\n{prefix}active_file {GIB}\n"
+    write(tmp_path, f"sys/fs/cgroup/{folder}memory.stat", parts)
+    assert available_memory(tmp_path) == 3 * GIB + 1
+
+
 def test_the_memory_node_with_least_counts(tmp_path: Path) -> None:
     assert smallest_memory_node(tmp_path) is None
     for node, free in enumerate((4, 2)):

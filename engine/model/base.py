@@ -28,13 +28,13 @@ from engine.model.device_turns import DeviceTurns
 from engine.model.input_layout import InputLayout, observe_layouts, restore_rows
 from engine.model.lora import AdapterSegment, AdapterSegments, LoraLayout, Projection, ProjectionGroup, layout_of
 from engine.model.rotary import freeze_rotary
+from engine.model.routers import ROUTERS
 from engine.model.skeleton import names_of
 
 log = logging.getLogger(__name__)
 
 _LAYER = re.compile(r"\.\d+\.")
 _ATTENTION = re.compile(r"(^|[._])(self_?)?(attn|attention)", re.IGNORECASE)
-_ROUTERS = frozenset({"gate", "router"})
 _PROBE_ROWS, _PROBE_LENGTH = 2, 3
 
 
@@ -262,7 +262,7 @@ def _find_projections(model: PreTrainedModel) -> dict[str, Projection]:
         group: ProjectionGroup
         if module is output:
             group = "unembed"
-        elif not _LAYER.search(name) or name.rpartition(".")[2] in _ROUTERS:
+        elif not _LAYER.search(name) or name.rpartition(".")[2] in ROUTERS:
             continue
         else:
             group = "attn" if _ATTENTION.search(name) else "mlp"

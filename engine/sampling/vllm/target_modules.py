@@ -5,12 +5,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from engine.model.routers import ROUTERS
 from engine.model.weight_files import weight_files
 
 _LAYER = re.compile(r"\.\d+\.")
 _WEIGHT = ".weight"
 _EXPERTS = "experts"
-_ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 _MATRIX = 2
 _LARGEST_HEADER = 2**26
 
@@ -27,7 +27,7 @@ def modules_beside_experts(model: Path) -> tuple[str, ...] | None:
         parts = name.removesuffix(_WEIGHT).split(".")
         if _EXPERTS in parts:
             has_experts = True
-        elif name.endswith(_WEIGHT) and dimensions == _MATRIX and _LAYER.search(name) and parts[-1] not in _ROUTERS:
+        elif name.endswith(_WEIGHT) and dimensions == _MATRIX and _LAYER.search(name) and parts[-1] not in ROUTERS:
             names.add(parts[-1])
     return tuple(sorted(names)) if has_experts else None
 

@@ -7,6 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2MoeConfig, Qwen3MoeConfig
 
+from contracts.base_model import read_base_model_facts
+from engine.model.base import BaseModel
 from engine.sampling.vllm.process import VllmProcessSettings
 from engine.sampling.vllm.target_modules import modules_beside_experts
 
@@ -29,11 +31,13 @@ _BASES: dict[str, tuple[PretrainedConfig, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", list(_BASES))
-def test_routed_experts_are_left_out(tmp_path: Path, name: str) -> None:
+def test_routed_experts_are_left_out_by_servers_and_trainer_alike(tmp_path: Path, name: str) -> None:
     config, wanted = _BASES[name]
     torch.manual_seed(3)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     assert modules_beside_experts(tmp_path) == wanted
+    trained = BaseModel.load(read_base_model_facts("moe", tmp_path, None)).projections.values()
+    assert {one.name.rpartition(".")[2] for one in trained if one.group != "unembed"} == set(wanted)
 
 
 def test_a_base_without_experts_leaves_the_choice_to_vllm(tiny_model_dir: Path) -> None:

@@ -15,7 +15,7 @@ from engine.sampling.replica import SamplerReplica
 from engine.sampling.trainer_forward import TrainerForward
 from engine.sampling.vllm.command import find_server_command
 from engine.sampling.vllm.model_memory import ModelMemory, checkpoint_dtype
-from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, has_accelerator
+from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, has_accelerator, served_rank
 from engine.sampling.vllm.replica import VllmReplica
 from engine.sampling.vllm.served_length import served_length
 from engine.sampling.vllm.server_memory import MemoryNeed, ServerMemory, batched_tokens, gpus_each, stages
@@ -246,7 +246,7 @@ def _process_settings(
         served_model=facts.name,
         log=data_folder.path(f"logs/{_file_name(settings, facts, own)}.log"),
         context_length=settings.vllm_context_length or facts.context_length,
-        max_lora_rank=settings.max_rank,
+        max_lora_rank=served_rank(settings.max_rank),
         max_loras=settings.vllm_max_loras,
         max_cpu_loras=resident + _BESIDE_RESIDENT,
         target_modules=modules,
@@ -279,7 +279,7 @@ def _memory_need(settings: Settings, facts: BaseModelFacts, most: int, *, trains
     model = ModelMemory.read(
         facts.path,
         dtype=_dtype(settings, facts),
-        max_rank=settings.max_rank,
+        max_rank=served_rank(settings.max_rank),
         adapters=places,
         head=takes_head(settings, facts),
     )
@@ -302,6 +302,8 @@ def _memory_need(settings: Settings, facts: BaseModelFacts, most: int, *, trains
         gpus_each=devices,
         stages=stages(settings.vllm_arguments),
         batched_tokens=batched_tokens(settings.vllm_arguments),
+        # Beside adapters on the head, weft's own forward scores prompts.
+        scores_prompts=not takes_head(settings, facts),
         resident=(resident + _BESIDE_RESIDENT) * each,
     )
     return need, resident

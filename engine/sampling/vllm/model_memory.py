@@ -23,6 +23,9 @@ _SIZES = (
 )
 _INDEX = "model.safetensors.index.json"
 _LARGEST_HEADER = 2**26
+_SCORE_BYTES = 8
+"""Bytes for each word of the vocabulary and each token of a prompt that is scored: logits in half precision, logprobs of float32,
+and the comparison by which ranks are counted (``_get_prompt_logprobs_dict`` in vLLM's ``gpu_model_runner.py``)."""
 _LOGIT_BYTES = 12
 """Bytes for each word of the vocabulary while a token is drawn: logits, logprobs and what is sorted, of float32 each."""
 
@@ -49,6 +52,7 @@ class ModelMemory:
     - ``embedding``: bytes of the places that vLLM makes for adapters of the embedding, which weft's adapters never change.
     - ``key_value_heads``: most parts that a layer's keys and values are cut into over GPUs; 0: not known.
     - ``step_token``, ``logits``: bytes that one token of a step, and the logits of one sequence, take while they are computed.
+    - ``scores``: bytes that one token of a prompt takes while the server scores it.
     """
 
     weights: int
@@ -62,6 +66,7 @@ class ModelMemory:
     key_value_heads: int = 0
     step_token: int = 0
     logits: int = 0
+    scores: int = 0
 
     @classmethod
     def read(cls, model: Path, *, dtype: str, max_rank: int, adapters: int, head: bool = True) -> Self:
@@ -92,6 +97,7 @@ class ModelMemory:
             key_value_heads=1 if config.get("kv_lora_rank") else sizes.key_value_heads,
             step_token=(2 * sizes.intermediate + 4 * sizes.hidden) * width,
             logits=sizes.vocabulary * _LOGIT_BYTES,
+            scores=sizes.vocabulary * _SCORE_BYTES,
         )
 
     def on_each_gpu(self, tensor: int, stages: int) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from contracts.errors import EngineFailure
+from contracts.errors import EngineFailure, InvalidRequest
 from engine.sampling.vllm import guard as vllm_guard
 from engine.sampling.vllm.cores import bind_engine, one_process_variables
 from engine.sampling.vllm.http import UNIX, VllmHttp
@@ -29,7 +29,7 @@ _TAIL_BYTES = 4000
 _CAUSE_BYTES = 2**18
 """End of the log in which the cause of a failed start is looked for."""
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Largest ranks that vLLM can be started with."""
+"""Largest ranks that vLLM can be started with (``MaxLoRARanks`` in its ``config/lora.py``)."""
 _PROBE_EVERY_S = 0.25
 _PROBE_DEADLINE_S = 5.0
 # Time for the guard to end after its server.
@@ -39,6 +39,20 @@ _OWN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 _HEAD = "lm_head"
 _NO_HEAD = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _log = logging.getLogger(__name__)
+
+
+def served_rank(largest: int) -> int:
+    """Return the largest rank that a server is started with, so that it takes adapters up to rank ``largest``.
+
+    Raises ``InvalidRequest`` for a rank that vLLM has no place for.
+    """
+    found = next((rank for rank in _LORA_RANKS if rank >= largest), None)
+    if found is None:
+        raise InvalidRequest(
+            f"WEFT_MAX_RANK is {largest}, and vLLM takes adapters up to rank {_LORA_RANKS[-1]}: lower it, or leave out "
+            "WEFT_VLLM_REPLICAS, and weft samples by itself"
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +107,7 @@ class VllmProcessSettings:
             # One more: vLLM counts the last drawn token, which needs no place, so a prompt of the whole context can be scored.
             # Not where that would change the base's positions.
             "--max-model-len": served_length(self.model, self.context_length + 1),
-            "--max-lora-rank": min(rank for rank in (*_LORA_RANKS, self.max_lora_rank) if rank >= self.max_lora_rank),
+            "--max-lora-rank": self.max_lora_rank,
             "--max-loras": self.max_loras,
             "--max-cpu-loras": self.max_cpu_loras,
             "--max-num-seqs": self.max_sequences,

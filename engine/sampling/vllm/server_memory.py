@@ -7,6 +7,7 @@ import bisect
 import itertools
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,10 @@ _OWN_SIZES = (
     "--num-gpu-blocks-override",
 )
 _OWN_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
+_UNITS = {"": 1, **{unit: 1000 ** (power + 1) for power, unit in enumerate("kmgt")}}
+_UNITS |= {unit: 1024 ** (power + 1) for power, unit in enumerate("KMGT")}
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)")
+"""A number as vLLM's ``human_readable_int`` reads it: ``16k`` is 16,000 and ``16K`` 16,384."""
 _TENSOR, _PIPELINE = ("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp")
 _BATCHED = ("--max-num-batched-tokens",)
 
@@ -104,6 +109,7 @@ class MemoryNeed:
     - ``gpus_each``: number of GPUs of one server, ``stages`` of which a token passes one after another.
     - ``batched_tokens``: most tokens of one step on a GPU, None for vLLM's own number.
     - ``resident``: bytes of the adapters that one server keeps in the host's memory, beside its places for a batch.
+    - ``scores_prompts``: the server scores prompts itself, a whole step of them at a time.
     - ``had``: memory of the server's earlier start, None for a first one. On those GPUs the trainer has taken its own part
       since: the share of what is left then is a share of the server's alone.
     """
@@ -118,6 +124,7 @@ class MemoryNeed:
     stages: int = 1
     batched_tokens: int | None = None
     resident: int = 0
+    scores_prompts: bool = False
     had: ServerMemory | None = None
 
     @property
@@ -141,9 +148,11 @@ class MemoryNeed:
         """Return the bytes on each GPU besides keys and values, where a step has ``batched`` tokens.
 
         A step's activations: in one layer at a time, inputs and outputs of attention and perceptron (``step_token``), and the
-        logits of every sequence's last token.
+        logits of every sequence's last token. A prompt that is scored takes the logits of all its tokens in the step.
         """
         step = batched * self.model.step_token + self.sequences * self.model.logits
+        if self.scores_prompts:
+            step += batched * self.model.scores
         return GPU_OVERHEAD + step + self.model.on_each_gpu(self.gpus_each // self.stages, self.stages)
 
     def fitting(self, room: int, in_flight: int) -> int:
@@ -158,7 +167,7 @@ class MemoryNeed:
 
 def is_sized_by_operator(extra: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Tell whether the operator's arguments or environment say themselves how much memory a server takes."""
-    return bool(environment.get(_OWN_VARIABLE)) or any(part.split("=")[0] in _OWN_SIZES for part in extra)
+    return bool(environment.get(_OWN_VARIABLE)) or any(word in _OWN_SIZES for word in _words(extra))
 
 
 def gpus_each(extra: Sequence[str]) -> int:
@@ -177,9 +186,14 @@ def batched_tokens(extra: Sequence[str]) -> int | None:
 
 
 def _numbers(extra: Sequence[str], *options: str) -> list[int]:
+    values = [after for word, after in itertools.pairwise(_words(extra)) if word in options]
+    return [int(float(found[1]) * _UNITS[found[2]]) for value in values if (found := _NUMBER.fullmatch(value))]
+
+
+def _words(extra: Sequence[str]) -> list[str]:
+    """Return vLLM's arguments, options apart from their values. vLLM takes ``_`` for ``-`` in the name of an option."""
     words = [word for part in extra for word in part.split("=", 1)]
-    values = [after for word, after in itertools.pairwise(words) if word in options]
-    return [int(value) for value in values if value.isdigit()]
+    return [word.replace("_", "-") if word.startswith("--") else word for word in words]
 
 
 def give_on_cpu(need: MemoryNeed, left: int, claims: Sequence[MemoryClaim]) -> ServerMemory:

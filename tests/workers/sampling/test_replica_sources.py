@@ -237,3 +237,25 @@ def test_options_that_change_a_servers_memory_are_reckoned_with(
     assert need is not None
     assert (need.gpus_each, need.stages, need.batched_tokens, need.sequences) == (6, 3, 512, 7)
     assert (need.model.head > 0, need.model.embedding > 0) == (head, head)
+    assert need.scores_prompts is not head
+
+
+@pytest.mark.parametrize(("rank", "served"), [(8, 8), (9, 16), (48, 64), (257, 320), (512, 512), (513, None)])
+def test_a_server_is_started_with_a_rank_that_vllm_has(
+    bases: tuple[BaseModelFacts, BaseModelFacts], tmp_path: Path, rank: int, served: int | None
+) -> None:
+    """vLLM ends at the start with any other number. Its places for adapters are reckoned at that rank."""
+    settings = Settings(vllm_replicas=1, vllm_command=COMMAND, max_rank=rank)
+    if served is None:
+        with pytest.raises(InvalidRequest, match="WEFT_MAX_RANK is 513"):
+            vllm_sources(settings, bases[0], DataFolder(tmp_path), trains_here=True)
+        return
+    (source,) = vllm_sources(settings, bases[0], DataFolder(tmp_path), trains_here=True)
+    assert isinstance(source, ManagedVllm)
+    line, need = source.process_settings.arguments(tmp_path / "socket"), source.process_settings.need
+    assert need is not None
+    assert line[line.index("--max-lora-rank") + 1] == str(served)
+    places = ModelMemory.read(
+        bases[0].path, dtype="float32", max_rank=served, adapters=settings.vllm_max_loras, head=need.model.head > 0
+    )
+    assert need.model.adapters == places.adapters

@@ -79,6 +79,13 @@ def test_a_smaller_gpu_has_smaller_steps_and_an_operators_number_wins(tmp_path: 
         give_on_gpus(asked, [replace(small[0], free=room)], [])
 
 
+def test_a_server_that_scores_prompts_has_room_for_the_logits_of_a_whole_step(tmp_path: Path) -> None:
+    """vLLM makes the logits of every token of a prompt's part at once; weft's own forward scores beside adapters on the head."""
+    need = MemoryNeed(model=base(tmp_path, head=False), context_length=8192, sequences=256)
+    scoring = replace(need, scores_prompts=True)
+    assert scoring.fixed_on_gpu(8192) - need.fixed_on_gpu(8192) == 8192 * VOCABULARY * (2 + 4 + 2)
+
+
 def test_halves_of_adapters_that_vllm_does_not_cut_are_whole_on_each_gpu(tmp_path: Path) -> None:
     model = base(tmp_path)
     vocabulary = (HIDDEN + VOCABULARY) * PLACE

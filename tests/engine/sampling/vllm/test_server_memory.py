@@ -21,6 +21,7 @@ from engine.sampling.vllm.server_memory import (
     MemoryClaim,
     MemoryNeed,
     ServerMemory,
+    batched_tokens,
     give_on_cpu,
     give_on_gpus,
     gpus_each,
@@ -195,6 +196,7 @@ def test_without_a_trainer_beside_a_server_takes_most_of_the_first_gpu() -> None
     [
         (["--kv-cache-memory-bytes", "1"], {}, True),
         (["--gpu-memory-utilization=0.5"], {}, True),
+        (["--gpu_memory_utilization", "0.5"], {}, True),
         ([], {"VLLM_CPU_KVCACHE_SPACE": "4"}, True),
         (["--enforce-eager"], {"VLLM_CPU_KVCACHE_SPACE": ""}, False),
     ],
@@ -206,6 +208,12 @@ def test_sizes_of_the_operator_win(extra: Sequence[str], environment: dict[str, 
 def test_gpus_of_a_server_are_counted_from_its_arguments() -> None:
     assert gpus_each(["--enforce-eager"]) == 1
     assert gpus_each(["--tensor-parallel-size=2", "-pp", "3"]) == 6
+    assert gpus_each(["--tensor_parallel_size", "2", "--pipeline_parallel_size=3"]) == 6
+
+
+@pytest.mark.parametrize(("written", "tokens"), [("16k", 16_000), ("16K", 16_384), ("25.6k", 25_600), ("512", 512)])
+def test_numbers_are_read_as_vllm_reads_them(written: str, tokens: int) -> None:
+    assert batched_tokens(["--max_num_batched_tokens", written]) == tokens
 
 
 def test_a_claim_ends_with_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

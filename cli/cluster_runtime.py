@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -57,8 +57,12 @@ def check_cluster(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def open_cluster(settings: Settings, process: str, bases: Collection[str]) -> AsyncIterator[ClusterRuntime]:
+async def open_cluster(
+    settings: Settings, process: str, bases: Collection[str], *, listens: bool = True
+) -> AsyncIterator[ClusterRuntime]:
     """Open the process's connections and close them on leaving. ``process`` is its name in logs and metrics.
+
+    ``listens``: it serves its metrics and health, as every process does that stays.
 
     Raises ``InvalidRequest`` for settings that are not a cluster's, for a schema that is too old, and for a data folder without
     its disk.
@@ -99,7 +103,10 @@ async def open_cluster(settings: Settings, process: str, bases: Collection[str])
         asyncio.create_task(clock.run(database), name="clock"),
     ]
     try:
-        async with serve_metrics_and_health(telemetry, settings, database, ready, reads_queue=process == API):
+        async with AsyncExitStack() as stack:
+            if listens:
+                serving = serve_metrics_and_health(telemetry, settings, database, ready, reads_queue=process == API)
+                await stack.enter_async_context(serving)
             yield ClusterRuntime(runtime, ready, make_celery(settings))
     finally:
         for task in tasks:

@@ -50,7 +50,7 @@ class CommandHousekeeper:
         # Imported late, so that other commands stay quick.
         from cli.cluster_runtime import WORKER, open_cluster
 
-        async with open_cluster(self._settings, WORKER, []) as cluster:
+        async with open_cluster(self._settings, WORKER, [], listens=False) as cluster:
             return _told(await Housekeeping(cluster.runtime, lambda: False).sweep(steps, until_done=True))
 
 

@@ -39,9 +39,6 @@ log = logging.getLogger(__name__)
 _LAST_SECONDS = 10.0
 """Time for the other trainers of a process to end in order when the device of one has failed."""
 
-_JOBS_SECONDS = 6 * 3600.0
-"""Longest time of a look for jobs, with all the jobs that it finds."""
-
 
 async def work(settings: Settings) -> None:
     """Train and do housekeeping until SIGINT or SIGTERM.
@@ -126,4 +123,5 @@ def _celery_worker(
     }
     queues = [HOUSEKEEPING, *(training_queue(base_model) for base_model in base_models)]
     name = f"weft-{uuid4().hex[:8]}@{socket.gethostname()}"
-    return CeleryWorker(cluster.celery, queues, handlers, name=name, seconds={JOBS: _JOBS_SECONDS})
+    # Any time, with all the jobs that it finds: each is watched by its lease, and one that stands still is ended.
+    return CeleryWorker(cluster.celery, queues, handlers, name=name, seconds={JOBS: None})

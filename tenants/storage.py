@@ -76,7 +76,15 @@ async def room_in_project(session: AsyncSession, tenant: TenantId, project: str 
 
     Raises ``StorageFull`` if there is no room for a checkpoint.
     """
-    use = await use_of_project(session, tenant, project, _STORED)
+    return _room_for_one(await use_of_project(session, tenant, project, _STORED))
+
+
+async def room_in_sessions_project(session: AsyncSession, tenant: TenantId, session_id: str) -> int | None:
+    """Do what ``room_in_project`` does for the session's project."""
+    return _room_for_one(await use_in_session(session, tenant, session_id, _STORED))
+
+
+def _room_for_one(use: ProjectUse | None) -> int | None:
     _check_project(use, 1)
     most = None if use is None else use.limits.get("stored_bytes")
     return None if use is None or most is None else most - use.used["stored_bytes"]

@@ -15,9 +15,11 @@ from uuid import uuid4
 import psycopg
 import pytest
 from redis import Redis
+from typer.testing import CliRunner
 
 from cli.doctor import examine
 from cli.finding import Finding
+from cli.main import app
 from migrations.upgrade import downgrade
 from store.clock import utc_now
 from store.database import Database, create_engine
@@ -186,6 +188,22 @@ def test_a_schema_that_is_newer_is_well(look: Examine, migrated_postgres_url: st
     found = look()
     assert (found["database"].mark, "newer" in found["database"].text) == ("ok  ", True)
     assert found["shared folder"].is_well
+
+
+def test_housekeeping_is_run_beside_a_process_with_the_same_metrics_port(
+    tmp_path: Path, migrated_postgres_url: str, redis: RedisProcess
+) -> None:
+    """An operator runs it where a process of the cluster runs, with its environment."""
+    (tmp_path / "data").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        environment = {
+            "WEFT_DATABASE_URL": migrated_postgres_url,
+            "WEFT_REDIS_URL": redis.url,
+            "WEFT_METRICS_PORT": str(taken.getsockname()[1]),
+            "WEFT_DATA_DIR": str(tmp_path / "data"),
+        }
+        ended = CliRunner().invoke(app, ["housekeeping", "run", "expire-links"], env=environment)
+    assert (ended.exit_code, "expire-links" in ended.output) == (0, True), ended.output
 
 
 def test_a_metrics_port_that_a_process_of_the_cluster_has_is_no_fault(look: Examine) -> None:

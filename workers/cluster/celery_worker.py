@@ -35,11 +35,11 @@ class CeleryWorker:
         handlers: Mapping[str, Handler],
         *,
         name: str,
-        seconds: Mapping[str, float] | None = None,
+        seconds: Mapping[str, float | None] | None = None,
     ) -> None:
         """``handlers`` are coroutine functions by task name; they run on the loop that calls ``start``.
 
-        ``seconds`` are the longest times of tasks that may take longer than ``TASK_SECONDS``.
+        ``seconds`` are the longest times of tasks that may take longer than ``TASK_SECONDS``; None: any time.
         """
         self._app = app
         self._queues = queues
@@ -63,7 +63,7 @@ class CeleryWorker:
         state.should_stop = 0
         await asyncio.to_thread(self._thread.join, _STOP_SECONDS)
 
-    def _register(self, name: str, handler: Handler, seconds: float) -> None:
+    def _register(self, name: str, handler: Handler, seconds: float | None) -> None:
         def run(*arguments: Any) -> None:
             if self._loop is None:
                 raise RuntimeError("the worker was not started")
@@ -107,6 +107,6 @@ class CeleryWorker:
             self._stopping.wait(_RESTART_SECONDS)
 
 
-async def _awaited(handler: Handler, arguments: Sequence[Any], seconds: float) -> None:
+async def _awaited(handler: Handler, arguments: Sequence[Any], seconds: float | None) -> None:
     async with asyncio.timeout(seconds):
         await handler(*arguments)

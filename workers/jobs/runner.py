@@ -32,7 +32,7 @@ from tenants.imported_checkpoints import ImportedCheckpoint, record_import
 from tenants.limit_use import STORAGE_USE
 from tenants.limits import Counted, Limits, hold_count, limits_of
 from tenants.project_limits import RANK, smaller, use_in_session
-from tenants.storage import store_checkpoint
+from tenants.storage import room_in_sessions_project, store_checkpoint
 from tenants.taken_jobs import LEASE, TakenJob, finish_job, free_all, give_back, recorded_path, renew_job, take_job
 from tenants.weight_jobs import ARCHIVE, staged_folder
 from workers.jobs.attempt import Attempt, AttemptEnds
@@ -287,6 +287,7 @@ class JobRunner:
             source, run = await find_checkpoint(session, job.tenant, path, self._runtime.clock)
             await _check_free(session, job.tenant, target)
             room = (await STORAGE_USE.of(session, job.tenant, self._defaults)).room("stored_bytes")
+            of_project = await room_in_sessions_project(session, job.tenant, session_of(run.id))
         folder, base = self._runtime.data_folder, self._bases[run.base_model]
         work = MergeWork(
             base=base.facts.path,
@@ -296,7 +297,7 @@ class JobRunner:
             directory=folder.path(directory_of(job.checkpoint)),
             abandoned=folder.path(directory_of(job.abandoned)),
             dtype=asked.dtype,
-            room=room,
+            room=room if of_project is None else min(room, of_project),
         )
         size = (await self._work(attempt, work)).size_bytes
         new = NewCheckpoint(

@@ -50,9 +50,11 @@ def app(redis: RedisProcess, request: pytest.FixtureRequest) -> Iterator[Celery]
 
 
 @asynccontextmanager
-async def consuming(app: Celery, handlers: dict[str, Handler]) -> AsyncIterator[None]:
+async def consuming(
+    app: Celery, handlers: dict[str, Handler], seconds: dict[str, float | None] | None = None
+) -> AsyncIterator[None]:
     """Run a worker of the housekeeping queue inside the block."""
-    worker = CeleryWorker(app, [HOUSEKEEPING], handlers, name="test@here")
+    worker = CeleryWorker(app, [HOUSEKEEPING], handlers, name="test@here", seconds=seconds)
     worker.start()
     try:
         yield
@@ -117,6 +119,32 @@ async def test_a_step_that_fails_is_tried_again_while_others_work_and_celery_ans
         may_end.set()
     assert tried == 3
     assert [task["name"] for tasks in active.values() for task in tasks] == [failing]
+
+
+async def test_a_task_without_a_longest_time_goes_on_while_others_are_ended(app: Celery) -> None:
+    """A look for jobs takes as long as its jobs: a merge that was ended by the clock would never be done."""
+    began, ended, may_end, done = asyncio.Event(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def unbound() -> None:
+        began.set()
+        await may_end.wait()
+        done.set()
+
+    async def bound() -> None:
+        await began.wait()
+        try:
+            await may_end.wait()
+        finally:
+            ended.set()
+
+    bound_task = step_task("bound")
+    handlers = {JOBS: unbound, bound_task: bound}
+    async with asyncio.timeout(90), consuming(app, handlers, {JOBS: None, bound_task: 0.2}):
+        app.send_task(JOBS, queue=HOUSEKEEPING)
+        app.send_task(bound_task, queue=HOUSEKEEPING)
+        await ended.wait()
+        may_end.set()
+        await done.wait()
 
 
 async def test_a_busy_process_hands_the_look_for_jobs_on_to_one_that_is_not(app: Celery) -> None:

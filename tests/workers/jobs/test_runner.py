@@ -15,6 +15,7 @@ import psutil
 import pytest
 import pytest_asyncio
 import torch
+from sqlalchemy import update
 
 from contracts.base_model import read_base_model_facts
 from contracts.errors import NotFound, TooManyOperations, Unavailable
@@ -27,7 +28,7 @@ from engine.model.base import BaseModel
 from engine.model.lora import LoraWeights
 from ledger.runtime import Runtime
 from store.database import Database, create_engine
-from store.tables import WeightJob
+from store.tables import Session, WeightJob
 from tenants import taken_jobs, weight_jobs
 from tenants.checkpoints import (
     NewCheckpoint,
@@ -36,6 +37,8 @@ from tenants.checkpoints import (
     new_checkpoint_id,
     record_checkpoint,
 )
+from tenants.project_limits import set_project_limits
+from tenants.projects import create_project
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
@@ -387,6 +390,21 @@ async def test_a_merge_beyond_the_tenants_storage_writes_nothing(shop: Shop) -> 
     assert (found.state, found.error_code) == (JobState.FAILED, "invalid_request")
     assert "storage has room for 993" in (found.error_message or "")
     assert len(shop.folders()) == 1
+
+
+async def test_a_merge_beyond_its_projects_storage_writes_nothing_and_anothers_is_done(shop: Shop) -> None:
+    (cats, path), (dogs, theirs) = await shop.tenant("cats"), await shop.tenant("dogs")
+    async with shop.runtime.database.write() as transaction:
+        project = await create_project(transaction, cats, "small", shop.clock)
+        await set_project_limits(transaction, cats, project.id, {"stored_bytes": 1000}, shop.clock)
+        session_id = parse_path(path).run_id.partition(":")[0]
+        await transaction.execute(update(Session).where(Session.id == session_id).values(project=project.id))
+    ids = [await shop.ask(cats, path, "merged"), await shop.ask(dogs, theirs, "merged")]
+    await shop.runner().run_all()
+    found = await shop.job(cats, ids[0])
+    assert (found.state, found.error_code) == (JobState.FAILED, "invalid_request")
+    assert "storage has room for 993" in (found.error_message or "")
+    assert (await shop.job(dogs, ids[1])).state == JobState.DONE
 
 
 async def test_a_merge_of_a_checkpoint_that_is_gone_fails(shop: Shop) -> None:

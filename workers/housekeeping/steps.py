@@ -5,6 +5,7 @@ from collections.abc import Callable
 from datetime import UTC, timedelta
 
 from sqlalchemy import delete, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import SessionEnded
 from ledger.cancellation import OfEndedKeys, OfEndedSessions, OfSilentSessions, client_silent, session_ended
@@ -113,11 +114,21 @@ class HousekeepingSteps:
 
     # --- what has ended --------------------------------------------------------------------------------------------
 
+    async def _could_be_asked(self, session: AsyncSession, through: timedelta) -> bool:
+        """Return whether clients could reach the service all through the last ``through``.
+
+        Where they could not, their silence may have been the service's own: nobody could send a heartbeat or a request, nor
+        fetch a result.
+        """
+        settings = self._runtime.settings
+        return await was_present(
+            session, now=self._runtime.clock(), session_timeout=settings.session_timeout, through=through
+        )
+
     async def _end_sessions(self, _place: str | None) -> Batch:
         now, timeout = self._runtime.clock(), self._runtime.settings.session_timeout
         async with self._runtime.database.write() as transaction:
-            if not await was_present(transaction, now=now, session_timeout=timeout):
-                # A session's silence may have been the service's own: nobody could send a heartbeat.
+            if not await self._could_be_asked(transaction, timeout):
                 return Batch(0)
             ended = await end_silent_sessions(transaction, silent_since=now - timeout, now=now, most=LARGE)
         return again(ended, LARGE)
@@ -134,10 +145,9 @@ class HousekeepingSteps:
         return Batch(len(ended))
 
     async def _cancel_silent_samples(self, _place: str | None) -> Batch:
-        now, settings = self._runtime.clock(), self._runtime.settings
-        silence, timeout = settings.sample_silence, settings.session_timeout
+        now, silence = self._runtime.clock(), self._runtime.settings.sample_silence
         async with self._runtime.database.write() as transaction:
-            if not await was_present(transaction, now=now, session_timeout=timeout, through=silence):
+            if not await self._could_be_asked(transaction, silence):
                 return Batch(0)
             silent = OfSilentSessions(now - silence)
             ended = await self._runtime.ledger.cancel(transaction, silent, client_silent(), only_samples=True)
@@ -157,9 +167,11 @@ class HousekeepingSteps:
         return again(len(runs), SMALL)
 
     async def _close_gaps(self, _place: str | None) -> Batch:
-        now = self._runtime.clock()
+        now, grace = self._runtime.clock(), self._runtime.settings.gap_grace
         async with self._runtime.database.write() as transaction:
-            quiet_since = now - self._runtime.settings.gap_grace
+            if not await self._could_be_asked(transaction, grace):
+                return Batch(0)
+            quiet_since = now - grace
             runs = await close_gaps(transaction, self._runtime.wakeups, quiet_since=quiet_since, now=now)
         return Batch(runs, "more" if runs else None)
 
@@ -231,6 +243,8 @@ class HousekeepingSteps:
             ended_before=now - settings.result_grace,
         )
         async with self._runtime.database.write() as transaction:
+            if not await self._could_be_asked(transaction, settings.retention_sampler_idle):
+                return Batch(0)
             after = None if place is None else Place.parse(place)
             retired = await retire_versions(transaction, rules, now=now, after=after, most=SMALL)
         return Batch(retired.discarded, _text(retired.next))
@@ -251,9 +265,11 @@ class HousekeepingSteps:
     # --- what nobody asks for any more -----------------------------------------------------------------------------
 
     async def _prune_results(self, _place: str | None) -> Batch:
-        now = self._runtime.clock()
+        now, grace = self._runtime.clock(), self._runtime.settings.result_grace
         async with self._runtime.database.write() as transaction:
-            finished_before = now - self._runtime.settings.result_grace
+            if not await self._could_be_asked(transaction, grace):
+                return Batch(0)
+            finished_before = now - grace
             return again(await prune(transaction, finished_before=finished_before, now=now), PRUNE_BATCH)
 
     async def _drop_payloads(self, _place: str | None) -> Batch:

@@ -17,6 +17,7 @@ from store.tables import RunPoint, WeightJob
 from tenants.weight_jobs import new_job_id
 from tests.api.admin.conftest import Admin
 from tests.api.conftest import Tenant
+from tests.workers.presence import be_present
 from workers.housekeeping import tenant_removal
 from workers.housekeeping.housekeeping import Housekeeping
 from workers.housekeeping.tenant_removal import remove_part
@@ -38,6 +39,7 @@ async def keep_house(admin: Admin, hours: int) -> None:
     """Let hours pass in which all of housekeeping runs."""
     house = Housekeeping(admin.service.services.runtime, lambda: True)
     for _ in range(hours + 1):
+        await be_present(admin.service.services.runtime)
         outcomes = await house.sweep(until_done=True)
         assert not [one for one in outcomes.values() if isinstance(one, BaseException)], outcomes
         admin.service.clock.move(hours=1)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import DeclarativeBase
 
 from contracts.ids import CheckpointId, RequestId, RunId, SamplerId, SessionId, TenantId
@@ -20,13 +20,14 @@ from ledger.publication import LocalPublication
 from ledger.runtime import Runtime
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
-from store.tables import Checkpoint, DiscardedFolder
+from store.tables import Checkpoint, DiscardedFolder, ServicePresence
 from tenants.checkpoints import NewCheckpoint, directory_of, new_checkpoint_id, record_checkpoint
 from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
 from tests.payloads import digest, stored
+from tests.workers.presence import be_present
 from tests.workers.runtimes import make_runtime
 from workers.housekeeping.housekeeping import Housekeeping
 from workers.housekeeping.presence import PresenceNotes
@@ -94,9 +95,9 @@ class House:
         async with self.database.write() as transaction:
             await self.runtime.ledger.complete(transaction, completions)
 
-    async def sweep(self) -> None:
-        """Run every step, while the service is there for its clients. Fail where a step fails."""
-        await PresenceNotes(self.runtime).note()
+    async def sweep(self, *, after_silence: bool = False) -> None:
+        """Run every step, while the service is there for its clients: since long ago, or since now. Fail where a step fails."""
+        await (PresenceNotes(self.runtime).note() if after_silence else be_present(self.runtime))
         for outcome in (await self.keeping.sweep()).values():
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -108,11 +109,10 @@ class House:
 
     async def pass_time(self, time: timedelta) -> None:
         """Let the time pass, with the service there for its clients all the while."""
-        ends = self.now + time
         await PresenceNotes(self.runtime).note()
-        while self.now < ends:
-            self.now = min(ends, self.now + timedelta(minutes=1))
-            await PresenceNotes(self.runtime).note()
+        self.now += time
+        async with self.database.write() as transaction:
+            await transaction.execute(update(ServicePresence).values(present_at=self.now))
 
     async def count(self, table: type[DeclarativeBase]) -> int:
         """Return the number of the table's rows."""

@@ -78,12 +78,15 @@ async def test_old_operations_go_but_not_those_of_an_open_run_nor_the_usage(eith
         await transaction.execute(update(Run).where(Run.id == run).values(state=RunState.UNLOADED))
     house.now += timedelta(hours=2)
     young = await house.operation(tenant, sampler, 1, SAMPLE)
+    await _everybody_beats(house)
     await house.sweep()
     house.now += timedelta(hours=23)
+    await _everybody_beats(house)
     await house.sweep()
     async with house.database.read() as reading:
         assert set(await reading.scalars(select(Operation.lane))) == {sampler, run, other_run}
     house.now += timedelta(hours=2)
+    await _everybody_beats(house)
     await house.sweep()
     async with house.database.read() as reading:
         left = (await reading.execute(select(Operation.lane, Operation.seq_id))).all()

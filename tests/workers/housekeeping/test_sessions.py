@@ -7,8 +7,8 @@ from sqlalchemy import select, update
 from contracts.errors import ClientSilent, SessionEnded
 from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import OperationState
-from contracts.operations import OperationKind
-from store.tables import Run, RunState, Session
+from contracts.operations import OperationKind, OptimStepped
+from store.tables import Operation, Run, RunState, Session
 from tenants.sessions import heartbeat, keep_session_alive
 from tests.workers.housekeeping.conftest import House
 from workers.housekeeping.presence import PresenceNotes
@@ -28,7 +28,7 @@ async def test_after_an_outage_every_session_has_its_whole_time_again(either_hou
     house.now += timedelta(hours=5)
     await house.keeping.sweep()
     assert await _ended(house) == {kept: None, silent: None}
-    await house.sweep()
+    await house.sweep(after_silence=True)
     assert await _ended(house) == {kept: None, silent: None}
     await house.pass_time(timedelta(minutes=30))
     async with house.database.write() as transaction:
@@ -36,6 +36,40 @@ async def test_after_an_outage_every_session_has_its_whole_time_again(either_hou
     await house.pass_time(timedelta(minutes=31))
     await house.sweep()
     assert await _ended(house) == {kept: None, silent: "timed_out"}
+
+
+async def test_after_an_outage_results_numbers_and_versions_have_their_whole_time_again(either_house: House) -> None:
+    """A step ended as the service went down, and a request was under way: its client could not ask, nor send it again."""
+    house = either_house
+    tenant, session, run = await house.run("first")
+    async with house.database.write() as transaction:
+        await transaction.execute(update(Run).where(Run.id == run).values(state=RunState.READY, next_seq_id=0))
+    done = await house.operation(tenant, run, 0, OperationKind.OPTIM_STEP)
+    await house.finish(done)
+    behind = await house.operation(tenant, run, 2, OperationKind.OPTIM_STEP)
+    versions = {await house.checkpoint(tenant, run, f"step-{step}", listed=False) for step in range(12)}
+    await PresenceNotes(house.runtime).note()
+    house.now += timedelta(hours=5)
+    for _ in range(2):
+        await house.keeping.sweep()
+        await PresenceNotes(house.runtime).note()
+    ledger = house.runtime.ledger
+    assert await ledger.result(tenant, await ledger.status(tenant, done)) == OptimStepped({})
+    assert await house.checkpoints() == versions
+    async with house.database.read() as reading:
+        assert list(await reading.scalars(select(Operation.id).order_by(Operation.seq_id))) == [done, behind]
+    async with house.database.write() as transaction:
+        await heartbeat(transaction, tenant, session, house.clock)
+    await house.pass_time(timedelta(minutes=59))
+    await house.keeping.sweep()
+    assert (await ledger.status(tenant, done)).state is OperationState.DONE
+    async with house.database.read() as reading:
+        failed = select(Operation.seq_id).where(Operation.state == OperationState.FAILED)
+        assert list(await reading.scalars(failed)) == [1], "the number's grace has passed, the result's not yet"
+    assert len(await house.checkpoints()) < len(versions)
+    await house.pass_time(timedelta(minutes=2))
+    await house.keeping.sweep()
+    assert (await ledger.status(tenant, done)).pruned
 
 
 async def test_a_short_restart_of_the_service_is_no_silence(house: House) -> None:

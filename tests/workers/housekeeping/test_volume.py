@@ -9,6 +9,7 @@ from sqlalchemy import make_url, text, update
 from bench.ledger.plans import explain, recorded
 from store.tables import Checkpoint, Sampler, Session
 from tests.workers.housekeeping.conftest import open_house
+from tests.workers.presence import be_present
 from workers.housekeeping.schedule import StepName
 from workers.housekeeping.step import SMALL
 
@@ -45,6 +46,7 @@ async def test_versions_retire_beside_150_000_samplers(migrated_postgres_url: st
         house.now += timedelta(hours=2)
         async with house.database.write() as transaction:
             await transaction.execute(update(Session).values(last_seen_at=house.now))
+        await be_present(house.runtime)
         with recorded(house.database.engine, "retire") as statements:
             batch = await house.keeping._steps.by_name[StepName.RETIRE_VERSIONS].work(None)
         assert 0 < batch.handled <= SMALL

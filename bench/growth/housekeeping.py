@@ -1,10 +1,11 @@
 """Housekeeping over the rows of many years, step by step, and the rows that it leaves."""
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 import psycopg
-from sqlalchemy import make_url
+from sqlalchemy import make_url, update
 
 from bench.ledger.benchmark import server_url
 from ledger.ledger import Ledger
@@ -17,12 +18,14 @@ from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.settings import Settings
+from store.tables import ServicePresence
 from telemetry.telemetry import Telemetry
 from workers.housekeeping.housekeeping import Housekeeping
 from workers.housekeeping.presence import PresenceNotes
 from workers.housekeeping.records import StepRecord
 from workers.housekeeping.schedule import StepName
 
+_YEAR = timedelta(days=365)
 TABLES = (
     "sessions",
     "samplers",
@@ -79,6 +82,9 @@ async def keep_house(url: str, most_runs: int, folder: Path) -> Grown:
     housekeeping = Housekeeping(runtime, lambda: False)
     try:
         await PresenceNotes(runtime).note()
+        async with database.write() as transaction:
+            # As of a service that clients could reach all the while: else nobody's time has passed.
+            await transaction.execute(update(ServicePresence).values(back_at=utc_now() - _YEAR))
         for _ in range(2):
             # Twice: what one step leaves is another's to delete.
             for step in StepName:

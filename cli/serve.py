@@ -9,7 +9,7 @@ from api.services import ApiServices
 from cli.address import address
 from cli.admin_listener import serve_admin
 from cli.base_models import read_base_models
-from cli.data_folder_check import check_data_folder
+from cli.data_folder_check import check_data_folder, check_database_is_there
 from cli.greeting import greet, make_first_key, make_first_link
 from cli.http_server import ApiServer, bind
 from cli.metrics_endpoint import serve_metrics_and_health
@@ -49,6 +49,7 @@ async def serve(settings: Settings) -> None:
 async def _serve_alone(settings: Settings) -> None:
     bases = read_base_models(settings)
     listener = bind(settings)
+    check_database_is_there(settings)
     await asyncio.to_thread(upgrade, settings.resolved_database_url())
     # Off the event loop: reading a tokenizer takes long.
     vocabularies = {name: await asyncio.to_thread(read_vocabulary, facts.path) for name, facts in bases.items()}

@@ -1,8 +1,8 @@
-"""The service's presence: whether clients could reach it lately, so that nobody is ended for the service's own silence."""
+"""The service's row: whether clients could reach it lately, so that nobody is ended for its own silence, and its data folder."""
 
 from datetime import datetime, timedelta
 
-from sqlalchemy import case
+from sqlalchemy import case, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from store.inserts import dialect_insert
@@ -42,3 +42,17 @@ async def was_present(
         return False
     is_present = found.present_at >= now - _MISSED * note_interval(session_timeout)
     return is_present and found.back_at <= now - (through or session_timeout)
+
+
+async def marked_data_folder(session: AsyncSession) -> str | None:
+    """Return the mark of the data folder that rows name files of; None before the first start."""
+    return await session.scalar(select(ServicePresence.data_folder))
+
+
+async def mark_data_folder(transaction: AsyncSession, mark: str, now: datetime) -> str:
+    """Note the data folder's mark, unless another process was faster. Return the mark that is noted."""
+    row = dialect_insert(transaction, ServicePresence).values(number=_THE_ROW, present_at=now, back_at=now)
+    await transaction.execute(row.on_conflict_do_nothing())
+    unmarked = update(ServicePresence).where(ServicePresence.data_folder.is_(None)).values(data_folder=mark)
+    await transaction.execute(unmarked.execution_options(synchronize_session=False))
+    return await marked_data_folder(transaction) or mark

@@ -34,6 +34,7 @@ class ServicePresence(Base):
 
     ``back_at`` is the end of the last silence of all API processes. No client could send a heartbeat before.
     ``storage_metered_to``: end of the hours whose storage is recorded.
+    ``data_folder``: mark of the data folder that rows name files of (``store.folder_mark``).
     """
 
     __tablename__ = "service_presence"
@@ -42,3 +43,4 @@ class ServicePresence(Base):
     present_at: Mapped[datetime]
     back_at: Mapped[datetime]
     storage_metered_to: Mapped[datetime | None]
+    data_folder: Mapped[str | None] = mapped_column(String(32))

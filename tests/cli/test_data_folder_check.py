@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -50,6 +51,50 @@ async def test_a_bare_folder_is_refused_once_there_are_checkpoints(database: Dat
         await check_data_folder(database, folder)
     (tmp_path / "data" / "checkpoints").mkdir(parents=True)
     await check_data_folder(database, folder)
+
+
+async def test_a_folder_is_the_databases_that_came_first(
+    database: Database, migrated_database: Path, tmp_path: Path
+) -> None:
+    """With another database's rows, housekeeping would remove every file. Processes of one service share a folder."""
+    folder = DataFolder(tmp_path / "data")
+    await asyncio.gather(*(check_data_folder(database, folder) for _ in range(4)))
+    shutil.copy(migrated_database, tmp_path / "other.db")
+    other = Database(create_engine(f"sqlite+aiosqlite:///{tmp_path / 'other.db'}"))
+    try:
+        with pytest.raises(InvalidRequest, match="belongs to another database"):
+            await check_data_folder(other, folder)
+        await check_data_folder(other, DataFolder(tmp_path / "theirs"))
+        await check_data_folder(database, folder)
+        with pytest.raises(InvalidRequest, match="belongs to another database"):
+            await check_data_folder(database, DataFolder(tmp_path / "theirs"))
+        (tmp_path / "theirs" / "database-id").unlink()
+        await check_data_folder(database, DataFolder(tmp_path / "theirs"))
+    finally:
+        await other.close()
+
+
+async def test_a_service_whose_database_is_gone_makes_none_and_removes_nothing(
+    database: Database, tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    data = tmp_path / "data"
+    await check_data_folder(database, DataFolder(data))
+    (data / "checkpoints" / "kept").mkdir(parents=True)
+    command = [sys.executable, "-m", "cli.main", "serve", "--port", "0", "--data", str(data)]
+    ended = await asyncio.to_thread(
+        subprocess.run,
+        [*command, "--base-model", f"weft/tiny={tiny_model_dir}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode != 0
+    assert "belongs to another database" in ended.stderr
+    assert (sorted(path.name for path in data.iterdir()), (data / "checkpoints" / "kept").is_dir()) == (
+        ["checkpoints", "database-id", "serve.lock"],
+        True,
+    )
 
 
 async def test_a_service_whose_disk_is_not_mounted_does_not_start(

@@ -4,7 +4,8 @@ from fastapi import APIRouter, Request, Response
 
 from api.admin.housekeeping import HousekeepingRun, run_housekeeping, show_housekeeping
 from api.admin.services import Admin
-from api.dashboard.operators.forms import FormFields, body_of
+from api.dashboard.form_values import body_of
+from api.dashboard.operators.forms import FormFields
 from api.dashboard.operators.rendering import operator_page
 from api.dashboard.operators.session import PageOperator
 from contracts.errors import WeftError

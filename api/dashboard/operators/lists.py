@@ -9,8 +9,9 @@ from api.admin.repeats import Repeats
 from api.admin.runs import MoveRequest, Outcome, evict_run, list_runs, move_run, show_run
 from api.admin.services import Admin, AdminServices
 from api.admin.sessions import end_session, list_sessions
+from api.dashboard.form_values import body_of, trimmed
 from api.dashboard.forms import see
-from api.dashboard.operators.forms import FormFields, body_of, filled, given_reason
+from api.dashboard.operators.forms import FormFields, given_reason
 from api.dashboard.operators.names import names_of, tenant_id_of
 from api.dashboard.operators.rendering import OPS, operator_page
 from api.dashboard.operators.session import PageOperator
@@ -71,7 +72,7 @@ async def run_fragment(operator: PageOperator, admin: Admin, request: Request, r
 async def move(operator: PageOperator, admin: Admin, request: Request, run_id: PathId, form: FormFields) -> Response:
     """Have another trainer take the run."""
     try:
-        body = body_of(MoveRequest, to=filled(form, "to"), reason=given_reason(form))
+        body = body_of(MoveRequest, to=trimmed(form, "to"), reason=given_reason(form))
         found = await move_run(operator, admin, request, run_id, body, _once(operator, admin, request))
         if found.outcome is Outcome.IS_THERE:
             raise InvalidRequest(
@@ -106,7 +107,7 @@ async def sessions_page(
 @router.post("/sessions/{session_id}/end")
 async def end(operator: PageOperator, admin: Admin, request: Request, session_id: PathId, form: FormFields) -> Response:
     """End a client's session and cancel what it has pending. The list stays where it is."""
-    listed = {name: value for name in ("tenant_id", "after") if (value := filled(form, name)) is not None}
+    listed = {name: value for name in ("tenant_id", "after") if (value := trimmed(form, name)) is not None}
     try:
         body = body_of(ReasonBody, reason=given_reason(form))
         await end_session(operator, admin, request, session_id, body, _once(operator, admin, request))

@@ -7,7 +7,8 @@ from api.admin.bodies import PathId, ReasonBody
 from api.admin.services import Admin, AdminServices
 from api.admin.tenants import find_row
 from api.dashboard.cookies import is_secure
-from api.dashboard.operators.forms import FormFields, body_of
+from api.dashboard.form_values import body_of
+from api.dashboard.operators.forms import FormFields
 from api.dashboard.operators.rendering import operator_page
 from api.dashboard.operators.session import PageOperator
 from api.dashboard.operators.tenants import shown_tenant

@@ -8,8 +8,9 @@ from api.admin.bodies import PathId, ReasonBody
 from api.admin.processes import drain, list_all_apis, list_all_pools, list_all_trainers, list_ended_processes, undrain
 from api.admin.queue import list_placements
 from api.admin.services import Admin, AdminServices
+from api.dashboard.form_values import body_of
 from api.dashboard.forms import see
-from api.dashboard.operators.forms import FormFields, body_of, given_reason
+from api.dashboard.operators.forms import FormFields, given_reason
 from api.dashboard.operators.rendering import operator_page
 from api.dashboard.operators.session import PageOperator
 from api.dashboard.unattended import UNATTENDED

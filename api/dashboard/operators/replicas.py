@@ -5,8 +5,9 @@ from fastapi import APIRouter, Request, Response
 from api.admin.processes import list_all_pools
 from api.admin.replicas import NewDirective, direct, list_all_replicas, work
 from api.admin.services import Admin, AdminServices
+from api.dashboard.form_values import body_of
 from api.dashboard.forms import see
-from api.dashboard.operators.forms import FormFields, body_of, given_reason
+from api.dashboard.operators.forms import FormFields, given_reason
 from api.dashboard.operators.rendering import operator_page
 from api.dashboard.operators.session import PageOperator
 from api.dashboard.unattended import UNATTENDED

@@ -12,8 +12,9 @@ from api.admin.bodies import PathId, check_version
 from api.admin.budgets import NewBudget, change_budget
 from api.admin.services import Admin, AdminServices
 from api.admin.tenants import NewSuspension, TenantBody, TenantChange, change_tenant, resume, show_tenant, suspend
+from api.dashboard.form_values import body_of, integer, number, trimmed
 from api.dashboard.forms import see
-from api.dashboard.operators.forms import FormFields, body_of, filled, given_reason, integer, number
+from api.dashboard.operators.forms import FormFields, given_reason
 from api.dashboard.operators.rendering import OPS
 from api.dashboard.operators.session import PageOperator
 from api.dashboard.operators.tenants import shown_tenant
@@ -32,14 +33,14 @@ async def set_tenant(
     """Give the tenant a share, a class and limits. A limit that is left empty goes back to the setting's value."""
 
     async def change() -> None:
-        version = filled(form, "version")
+        version = trimmed(form, "version")
         own = await _checked(operator, admin, tenant_id, version)
         wanted = {name: integer(form, f"limit_{name}") for name in LIMIT_NAMES if f"limit_{name}" in form}
         limits = {name: value for name, value in wanted.items() if value != own.limits.get(name)}
         body = body_of(
             TenantChange,
             share=number(form, "share"),
-            service_class=filled(form, "service_class"),
+            service_class=trimmed(form, "service_class"),
             limits=limits or None,
         )
         await change_tenant(operator, admin, request, Response(), tenant_id, body, version)
@@ -57,11 +58,11 @@ async def set_budget(
         period = form.get("period", "")
         if period not in [*Period]:
             raise InvalidRequest(f"period must be one of {', '.join(Period)}")
-        await _checked(operator, admin, tenant_id, filled(form, "version"))
-        currency = filled(form, "currency")
-        amount = integer(form, "amount") if currency is None else filled(form, "amount")
+        await _checked(operator, admin, tenant_id, trimmed(form, "version"))
+        currency = trimmed(form, "currency")
+        amount = integer(form, "amount") if currency is None else trimmed(form, "amount")
         body = body_of(
-            NewBudget, amount=amount, key=filled(form, "key"), project=filled(form, "project"), currency=currency
+            NewBudget, amount=amount, key=trimmed(form, "key"), project=trimmed(form, "project"), currency=currency
         )
         await change_budget(operator, admin, request, tenant_id, Period(period), body)
 
@@ -76,7 +77,7 @@ async def suspend_tenant(
 
     async def change() -> None:
         body = body_of(NewSuspension, mode=form.get("mode", ""), reason=given_reason(form))
-        await _checked(operator, admin, tenant_id, filled(form, "version"))
+        await _checked(operator, admin, tenant_id, trimmed(form, "version"))
         await suspend(operator, admin, request, tenant_id, body)
 
     return await _changed(change, operator, admin, request, tenant_id)
@@ -89,7 +90,7 @@ async def resume_tenant(
     """Have the tenant's work go on."""
 
     async def change() -> None:
-        await _checked(operator, admin, tenant_id, filled(form, "version"))
+        await _checked(operator, admin, tenant_id, trimmed(form, "version"))
         await resume(operator, admin, request, tenant_id)
 
     return await _changed(change, operator, admin, request, tenant_id)

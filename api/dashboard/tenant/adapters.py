@@ -6,9 +6,9 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from api.dashboard.form_values import body_of, integer, number, text
 from api.dashboard.forms import Form, see
 from api.dashboard.rendering import page
-from api.dashboard.tenant.form_values import filled, integer, number, text
 from api.dashboard.unattended import UNATTENDED
 from api.dashboard.web_session import PageGateKeeper, PageGateReader
 from api.errors import error_response
@@ -73,7 +73,7 @@ async def adapter_state(caller: PageGateReader, services: Services, run_id: Path
 async def pause(caller: PageGateKeeper, services: Services, request: Request, run_id: PathId, form: Form) -> Response:
     """Pause the adapter if its gate is still as the form has shown it. The page tells when nothing is in flight any more."""
     minutes = number(form, "ttl_minutes")
-    body = filled(
+    body = body_of(
         PauseRequest,
         mode=text(form, "mode"),
         reason=text(form, "reason"),
@@ -89,14 +89,14 @@ async def pause(caller: PageGateKeeper, services: Services, request: Request, ru
 @bounded(goes_on=True)
 async def resume(caller: PageGateKeeper, services: Services, request: Request, run_id: PathId, form: Form) -> Response:
     """End the pause that the form has shown."""
-    body = filled(ResumeRequest, generation=integer(form, "generation"))
+    body = body_of(ResumeRequest, generation=integer(form, "generation"))
     return await _turned(caller, services, request, run_id, adapters.resume(caller, services, run_id, body))
 
 
 @router.post("/{run_id}/reload")
 async def reload(caller: PageGateKeeper, services: Services, run_id: PathId, form: Form) -> Response:
     """Have live samplers follow the version that was chosen, by default the newest."""
-    await adapters.reload(caller, services, run_id, filled(ReloadRequest, path=text(form, "path")))
+    await adapters.reload(caller, services, run_id, body_of(ReloadRequest, path=text(form, "path")))
     return see(_address(run_id))
 
 

@@ -7,9 +7,9 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request, Response
 
 from api.checkpoint_records import CheckpointType
+from api.dashboard.form_values import body_of, integer, text
 from api.dashboard.forms import Form, see
 from api.dashboard.rendering import page
-from api.dashboard.tenant.form_values import filled, integer, text
 from api.dashboard.web_session import COUNTED, PageCheckpointWriter, PageDownloader, PageReader
 from api.json_body import PathId
 from api.paging import PageRequest
@@ -72,7 +72,7 @@ async def delete_ticked(caller: PageCheckpointWriter, services: Services, reques
         raise InvalidRequest("no checkpoint is ticked; go back and tick those that are to be deleted")
     if text(form, "confirmed") != str(len(paths)):
         return page(request, "tenant/checkpoints_delete.html", paths=paths)
-    await delete_many(caller, services, filled(CheckpointPaths, paths=paths))
+    await delete_many(caller, services, body_of(CheckpointPaths, paths=paths))
     return see("/ui/checkpoints")
 
 
@@ -142,7 +142,7 @@ async def delete_one(
             "the name that was typed is not the checkpoint's, so nothing was deleted; go back and type it"
         )
     path = f"tinker://{run_id}/{segment}/{name}"
-    deleted = await delete_many(caller, services, filled(CheckpointPaths, paths=[path]))
+    deleted = await delete_many(caller, services, body_of(CheckpointPaths, paths=[path]))
     if not deleted.deleted:
         raise NotFound(f"no checkpoint {path[:300]!r}")
     return see("/ui/checkpoints")

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
+from api.dashboard.form_values import integer
 from api.dashboard.forms import Form, parsed, see
 from api.dashboard.rendering import large_page
-from api.dashboard.tenant.form_values import integer
 from api.dashboard.web_session import PageKeyAdmin
 from api.key_records import MadeKey, NewKeyRequest, RotateRequest
 from api.route_bounds import bounded

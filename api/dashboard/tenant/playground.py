@@ -8,9 +8,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from api.dashboard.events import PageEvent, StreamEvent, event_stream, with_bell
+from api.dashboard.form_values import body_of, integer, number, text
 from api.dashboard.forms import Form
 from api.dashboard.rendering import large_page
-from api.dashboard.tenant.form_values import filled, integer, number, text
 from api.dashboard.tenant.playground_models import label_of, model_choices
 from api.dashboard.tenant.playground_stream import answer_of, stream_events
 from api.dashboard.tenant.token_pieces import places_of
@@ -130,7 +130,7 @@ async def _opened(
     caller: Principal, services: ApiServices, request: Request, form: Mapping[str, str], name: str | None
 ) -> Any:
     """Return the context in which the sample is accepted and followed. Raises ``InvalidRequest``, ``NotFound``."""
-    asked = filled(
+    asked = body_of(
         PlaygroundRequest,
         model=name,
         mode=text(form, "mode"),

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 
+from api.dashboard.form_values import body_of, text
 from api.dashboard.forms import Form, see
 from api.dashboard.rendering import page
-from api.dashboard.tenant.form_values import filled, text
 from api.dashboard.unattended import UNATTENDED
 from api.dashboard.web_session import PageWebhookAdmin
 from api.route_bounds import bounded
@@ -137,7 +137,7 @@ async def delete(caller: PageWebhookAdmin, services: Services, name: Name) -> Re
 def _state(form: Mapping[str, str]) -> WebhookState:
     """Return the state that the form gives; without a tick it wants every event. Raises ``InvalidRequest``."""
     ticked = [name.removeprefix(_TICK) for name in form if name.startswith(_TICK)]
-    return filled(
+    return body_of(
         WebhookState, url=form.get("url", "").strip(), events=ticked or [EVERY], note=text(form, "note") or ""
     )
 

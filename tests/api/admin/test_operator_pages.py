@@ -2,8 +2,10 @@
 
 import re
 from datetime import timedelta
+from html import unescape
 
 import httpx
+import pytest
 from sqlalchemy import update
 
 from store.clock import utc_now
@@ -14,6 +16,7 @@ from tests.api.admin.conftest import Admin
 from tests.api.conftest import BASE, Tenant
 
 OWN = {"Sec-Fetch-Site": "same-origin"}
+_VERSION = re.compile(r'name="version" value="([^"]*)"')
 _NAMED = re.compile(r'<input id="replica"[^>]* value="([^"]*)"')
 
 
@@ -87,3 +90,20 @@ async def test_a_new_service_says_when_its_lists_fill(admin: Admin) -> None:
         for noun in ("run", "session"):
             page = (await http.get(f"/ops/{noun}s")).text
             assert (f"No {noun} yet" in page, "is like that" in page) == (True, False)
+
+
+@pytest.mark.parametrize("share", ["nan", "inf", "-inf", "1e400"])
+async def test_a_share_that_is_no_finite_number_is_refused_and_not_passed_over(
+    admin: Admin, cats: Tenant, dogs: Tenant, share: str
+) -> None:
+    async with httpx.AsyncClient(base_url=admin.url, timeout=40) as http:
+        begun = await http.post("/ops/login", data={"key": admin.key.secret}, headers=OWN)
+        http.headers["Cookie"] = begun.headers["set-cookie"].partition(";")[0]
+        page = f"/ops/tenants/{cats.id}"
+        form = {"version": unescape(_VERSION.findall((await http.get(page)).text)[0]), "share": share}
+        refused = await http.post(f"{page}/settings", data=form, headers=OWN)
+        assert "share must be a number" in refused.text
+        changed = await http.post(f"{page}/settings", data={**form, "share": " 2.5 "}, headers=OWN)
+        assert changed.status_code == 303
+    shares = {row["id"]: row["share"] for row in (await admin.http.get("/tenants")).json()["items"]}
+    assert (shares[cats.id], shares[dogs.id]) == (2.5, 1.0)

@@ -150,11 +150,6 @@ class CustomLoss:
     inputs: Sequence[tuple[str, int]]
     nodes: Sequence[Node]
 
-    @property
-    def input_names(self) -> list[str]:
-        """Names of ``loss_fn_inputs`` that the loss reads."""
-        return [name for name, _ in self.inputs[1:]]
-
 
 def may_name_loss(body: bytes) -> bool:
     """Return whether a request may have a loss's id in it: a few KiB that stand for a graph of ``MAX_GRAPH_BYTES``."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -26,8 +26,6 @@ SEARCHED = 20_000
 """Runs of a page in which text or an entry of the metadata is searched at most."""
 PIECE = 250
 """Runs searched by one statement. SQLite's statements run on the event loop, and no index has what metadata says."""
-_MICROSECOND = timedelta(microseconds=1)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ListedState(StrEnum):

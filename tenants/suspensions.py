@@ -13,7 +13,7 @@ from contracts.errors import InvalidRequest, NotFound
 from contracts.ids import TenantId
 from contracts.webhooks import EventKind
 from store.tables import Tenant
-from tenants.rights import LENIENT, SuspendMode, known_mode
+from tenants.rights import LENIENT, SuspendMode
 from tenants.webhook_events import TenantEvent, tell
 
 MOST_CHARACTERS = 500
@@ -70,15 +70,6 @@ async def resume_tenant(transaction: AsyncSession, *, name: str, now: datetime) 
     if was_suspended:
         await tell(transaction, [TenantEvent(id, EventKind.TENANT_RESUMED, id, {})], now)
     return id
-
-
-async def suspension_of(session: AsyncSession, tenant: TenantId) -> Suspension | None:
-    """Return the tenant's suspension, None if it works."""
-    columns = select(Tenant.suspended_at, Tenant.suspend_reason, Tenant.suspend_mode).where(Tenant.id == tenant)
-    row = (await session.execute(columns)).one_or_none()
-    if row is None or row.suspended_at is None:
-        return None
-    return Suspension(row.suspended_at, row.suspend_reason, known_mode(row.suspend_mode))
 
 
 async def suspensions(session: AsyncSession) -> dict[TenantId, Suspension]:

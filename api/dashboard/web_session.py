@@ -101,7 +101,6 @@ class PageRequire:
 PageUser = Annotated[Principal, Depends(PageRequire())]
 """Caller with any session."""
 PageReader = Annotated[Principal, Depends(PageRequire(Scope.READ))]
-PageTrainer = Annotated[Principal, Depends(PageRequire(Scope.TRAIN))]
 PageSampleReader = Annotated[Principal, Depends(PageRequire(Scope.READ, Scope.SAMPLE))]
 PageSampler = Annotated[Principal, Depends(PageRequire(Scope.SAMPLE))]
 PageCheckpointWriter = Annotated[Principal, Depends(PageRequire(Scope.CHECKPOINTS_WRITE))]

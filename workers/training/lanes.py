@@ -92,11 +92,6 @@ class Lane:
         return bool(self.waiting or self.loaded)
 
     @property
-    def lacks_payload(self) -> bool:
-        """True when the next operation is known and its payload is not loaded."""
-        return self.head is None and (self.next_seq_id in self.waiting or UNLOAD_SEQ_ID in self.waiting)
-
-    @property
     def starts_at(self) -> float:
         """Monotonic seconds at which the next operation may be loaded, if that waits for a rate; infinity otherwise."""
         pending = self.waiting.get(self.next_seq_id)

@@ -19,7 +19,7 @@ export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim() || "#4b6bfb";
 }
 
-export function curveColour(number) {
+function curveColour(number) {
   return colour(COLOURS[number % COLOURS.length]);
 }
 
@@ -87,7 +87,7 @@ const MARK_COLOURS = {
   resumed: "--mark-paused",
 };
 
-export function markColour(kind) {
+function markColour(kind) {
   return colour(MARK_COLOURS[kind] || "--mark-trainer");
 }
 

@@ -128,7 +128,8 @@ def test_a_hole_stops_its_own_lane_only_until_it_is_filled() -> None:
     assert lane_of(lanes).to_load(1000) == []
     lanes.add_pending([late])
     assert not lane_of(lanes).has_hole
-    assert lane_of(lanes).lacks_payload
+    assert head_of(lanes) is None
+    assert [operation.seq_id for operation in lane_of(lanes).to_load(1000)] == [1]
     lanes.add_payloads([ready(late)])
     assert [operation.seq_id for operation in lane_of(lanes).passes()] == [1, 2]
 
@@ -184,7 +185,7 @@ def test_an_unload_comes_after_everything_without_a_hole_before_it() -> None:
 
 def test_an_unload_is_fetched_when_it_is_next() -> None:
     lane = lane_of(lanes_of(pending(UNLOAD_SEQ_ID, U), loaded=False))
-    assert lane.lacks_payload
+    assert lane.head is None
     assert [one.seq_id for one in lane.to_load(1)] == [UNLOAD_SEQ_ID]
 
 

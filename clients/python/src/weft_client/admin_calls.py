@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weft_client.models import Record
 
 ADMIN = "/admin/v1"
-MOST_ROWS = 200
-"""Most rows of a page."""
 
 R = TypeVar("R", bound="Record")
 

@@ -45,12 +45,6 @@ def run_id_for(session_id: str, model_seq_id: int) -> RunId:
     return RunId(f"{session_id}:train:{model_seq_id}")
 
 
-async def create_run(transaction: AsyncSession, tenant: TenantId, new: NewRun, clock: Clock) -> RunId:
-    """Insert the run's row in state ``creating``, unless it exists. Its create operation is seq 0 of its lane."""
-    await insert_run(transaction, tenant, new, clock)
-    return run_id_for(new.session_id, new.model_seq_id)
-
-
 async def insert_run(transaction: AsyncSession, tenant: TenantId, new: NewRun, clock: Clock) -> bool:
     """Insert the run's row in state ``creating``. Return False, and leave it as it is, if it exists."""
     now = clock()

@@ -46,7 +46,7 @@ from tenants.recorded_folders import removable, unrecorded_folders
 from tenants.run_directives import RunDirective, direct_run, directives_for
 from tenants.run_history import RunEventKind, note_run_events, run_history, was_restored
 from tenants.run_leases import claim_runs, count_runs, idle_runs, release_runs, runs_of_ended_sessions
-from tenants.runs import NewRun, create_run, list_runs, open_run_within_limit, open_runs, run_standing
+from tenants.runs import NewRun, list_runs, open_run_within_limit, open_runs, run_standing
 from tenants.sampled_versions import held_versions, sampled_versions, versions_followed
 from tenants.samplers import NewSampler, create_sampler, point_sampler, publish_live
 from tenants.sessions import (
@@ -63,6 +63,7 @@ from tenants.suspensions import suspend_tenant, suspensions
 from tenants.trainers import list_trainers
 from tenants.training_snapshots import NewSnapshot, record_snapshot
 from tenants.usage import usage
+from testing.runs import create_run
 
 _PAGE = 20
 _DEFAULTS = Limits.of(Settings())

@@ -17,10 +17,11 @@ from tenants.limits import set_tenant
 from tenants.project_limits import set_project_limits
 from tenants.projects import create_project
 from tenants.rights import KeyRights
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
 from tenants.sessions import NewSession, create_session
 from tenants.suspensions import suspend_tenant
 from tenants.tenant_names import find_tenant
+from testing.runs import create_run
 
 _BUDGET = 10**12
 

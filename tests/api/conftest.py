@@ -41,10 +41,12 @@ from store.settings import Settings
 from store.tables import Run, RunState
 from telemetry.readiness import Readiness
 from telemetry.telemetry import Telemetry
-from tenants import checkpoints, keys, runs
+from tenants import checkpoints, keys
 from tenants.rights import KeyRights, Role
+from tenants.runs import NewRun
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
+from testing.runs import create_run
 from tests.ledger_heads import ready_heads
 from tests.payloads import digest, stored
 
@@ -134,8 +136,8 @@ class Tenant:
         session = session or await self.session()
         async with self.service.database.write() as transaction:
             lora = LoraSettings(rank=8, seed=1)
-            new = runs.NewRun(session, model_seq_id, BASE, lora, {"colour": "black"})  # type: ignore[arg-type]
-            run = await runs.create_run(transaction, self.id, new, self.service.clock)
+            new = NewRun(session, model_seq_id, BASE, lora, {"colour": "black"})  # type: ignore[arg-type]
+            run = await create_run(transaction, self.id, new, self.service.clock)
             await transaction.execute(update(Run).where(Run.id == run).values(state=RunState.READY, next_seq_id=1))
         return run
 

@@ -25,11 +25,12 @@ from store.settings import Settings
 from store.tables import Run, WorkerProcess
 from tenants.audit_digests import begin_digest, close_day, store_digest
 from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import find_tenant
 from testing.operator_command import weft
+from testing.runs import create_run
 from tests.payloads import digest, stored
 from tests.workers.runtimes import make_runtime
 

@@ -20,9 +20,10 @@ from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
+from testing.runs import create_run
 from tests.conftest import ROOT
 
 

@@ -31,9 +31,10 @@ from store.settings import Settings
 from store.tables import Run, RunState
 from telemetry.telemetry import Telemetry
 from tenants.limits import Limits
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import find_tenant
+from testing.runs import create_run
 from tests.payloads import digest, stored
 
 BASE = "test/tiny"

@@ -41,13 +41,14 @@ from tenants.budgets import Period
 from tenants.keys import create_key
 from tenants.price_additions import NewPrice, add_price
 from tenants.prices import Meter as PricedMeter
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
 from tenants.usage import tokens_since, usage
 from tenants.usage_costs import priced_page
 from tenants.usage_hours import BucketWidth
+from testing.runs import create_run
 from tests.ledger_heads import TRAINER, ready_heads
 from tests.payloads import digest, stored
 

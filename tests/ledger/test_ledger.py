@@ -44,9 +44,10 @@ from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.tables import Base, Operation, OperationPayload, OperationResult, Run, RunState
 from telemetry.telemetry import Telemetry
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
+from testing.runs import create_run
 from tests.ledger_heads import pending_samples, ready_heads
 from tests.payloads import digest, stored
 

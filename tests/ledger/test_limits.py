@@ -25,13 +25,14 @@ from tenants.keys import create_key
 from tenants.limit_use import ALL_USE, RUN_USE
 from tenants.limits import Counted, hold_count, limits_of, set_tenant
 from tenants.run_retention import drop_snapshots
-from tenants.runs import NewRun, create_run, open_run_within_limit, run_id_for
+from tenants.runs import NewRun, open_run_within_limit, run_id_for
 from tenants.sample_records import LEAST_BYTES, NewRecord, record_samples
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_limited_session, create_session
 from tenants.storage import check_storage
 from tenants.tenant_names import find_tenant
 from tenants.webhooks import WebhookSpec, set_webhook
+from testing.runs import create_run
 from tests.ledger.api_processes import (
     BASE,
     DEFAULTS,

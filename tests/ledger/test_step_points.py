@@ -35,9 +35,10 @@ from store.database import Database, create_engine
 from store.tables import Run, RunPoint, RunState
 from telemetry.telemetry import Telemetry
 from tenants.run_points import LossPer, Point, points_after
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
+from testing.runs import create_run
 from tests.ledger_heads import ready_heads
 from tests.payloads import digest, stored
 

@@ -13,8 +13,9 @@ from tenants.checkpoint_changes import set_ttl
 from tenants.checkpoint_lists import CheckpointFilter, list_checkpoints
 from tenants.checkpoints import NewCheckpoint
 from tenants.limits import Limits
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
 from tenants.storage import store_checkpoint
+from testing.runs import create_run
 from tests.tenants.usage_books import NOON, Books
 
 DEFAULTS = Limits.of(LimitSettings())

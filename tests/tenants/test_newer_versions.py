@@ -20,10 +20,11 @@ from tenants.rate_lines import line_states_of_tenant
 from tenants.rates import Meter as RateMeter
 from tenants.rates import Pace, charge, rate_states
 from tenants.run_directives import RunDirective, direct_run, directives_for, standing_directive
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
 from tenants.spending import Spender, Spending, spend
 from tenants.taken_jobs import take_job
 from tenants.weight_jobs import add_merge
+from testing.runs import create_run
 from tests.tenants.usage_books import NOON, Books
 
 TRAINER = "trainer-1"

@@ -18,9 +18,10 @@ from store.database import Database, create_engine
 from store.tables import Operation, Run, RunState, Session
 from telemetry.telemetry import Telemetry
 from tenants.run_leases import runs_of_ended_sessions
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
+from testing.runs import create_run
 from tests.payloads import digest, stored
 
 RUNS, DONE = 100, 500

@@ -16,11 +16,12 @@ from store.clock import utc_now
 from store.database import Database, create_engine
 from store.tables import Checkpoint
 from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
 from tenants.sampled_versions import SampledVersion, held_versions, sampled_versions, versions_followed
 from tenants.samplers import NewSampler, create_sampler, publish_live
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
+from testing.runs import create_run
 
 BASE = "weft/tiny"
 

@@ -17,11 +17,12 @@ from tenants.price_additions import NewPrice, add_price
 from tenants.prices import Meter
 from tenants.reach import Reach
 from tenants.run_retention import forget_sessions
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
 from tenants.usage import tokens_since
 from tenants.usage_costs import priced, priced_pages
 from tenants.usage_hours import BucketWidth, Dimension, UsageLine, usage_lines, usage_of_tenants
 from tenants.usage_places import line_before
+from testing.runs import create_run
 from tests.tenants.usage_books import NOON, Books
 
 ALL = tuple(Dimension)

@@ -14,9 +14,10 @@ from store.database import Database
 from store.tables import Operation
 from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
 from tenants.presence import note_presence
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
 from tenants.storage_hours import begin_walk, meter_storage
 from tenants.usage_hours import BucketWidth, Dimension, UsageLine, usage_lines
+from testing.runs import create_run
 
 NOON = datetime(2030, 1, 2, 12, tzinfo=UTC)
 

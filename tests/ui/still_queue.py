@@ -20,10 +20,11 @@ from store.data_folder import DataFolder
 from store.database import Database
 from store.tables import Operation, Run, RunState, WorkerProcess
 from telemetry.telemetry import Telemetry
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import find_tenant
+from testing.runs import create_run
 from tests.payloads import digest, stored
 
 BASE = "weft/still"

@@ -22,10 +22,11 @@ from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.tables import Checkpoint, DiscardedFolder, ServicePresence
 from tenants.checkpoints import NewCheckpoint, directory_of, new_checkpoint_id, record_checkpoint
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
+from testing.runs import create_run
 from tests.payloads import digest, stored
 from tests.workers.presence import be_present
 from tests.workers.runtimes import make_runtime

@@ -10,7 +10,8 @@ from contracts.ids import SessionId, TenantId
 from contracts.operations import LoraSettings
 from store.tables import Placement
 from tenants.placements import MOST_RUNS, due_placements, mark_announced
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
+from testing.runs import create_run
 from tests.workers.housekeeping.conftest import House
 from workers.cluster import placements
 from workers.cluster.placements import PlacementAnnouncer

@@ -39,10 +39,11 @@ from tenants.checkpoints import (
 )
 from tenants.project_limits import set_project_limits
 from tenants.projects import create_project
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
 from testing.held_file import PATIENCE_SECONDS, HeldFile
+from testing.runs import create_run
 from tests.workers.runtimes import make_runtime
 from workers.jobs import attempt
 from workers.jobs import runner as runner_module

@@ -35,10 +35,11 @@ from store.tables import (
 from telemetry.telemetry import Telemetry
 from tenants.ended_processes import EndedStanding, TakeOver, list_ended
 from tenants.gates import Dispatch, Entry, in_flight, make_gates, mark_in_flight, pool_gate
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
 from tenants.trainers import RECORDS, drain_trainer, list_trainers, undrain_trainer
+from testing.runs import create_run
 from tests.payloads import digest, stored
 from tests.workers.runtimes import lease_moves, make_runtime
 from workers.housekeeping.schedule import StepName

@@ -24,9 +24,10 @@ from store.database_clock import database_now
 from store.tables import Operation, Placement, ProcessKind, Run, RunState, WorkerProcess
 from telemetry.telemetry import Telemetry
 from tenants.run_leases import release_runs
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
+from testing.runs import create_run
 from tests.payloads import digest, stored
 from tests.workers.runtimes import lease_moves, make_runtime
 from workers.leases.heartbeat import RENEWALS

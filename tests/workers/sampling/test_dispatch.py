@@ -49,10 +49,11 @@ from tenants.gates import (
     pause_gate,
     resume_gate,
 )
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
 from tenants.samplers import NewSampler, create_sampler, publish_live
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
+from testing.runs import create_run
 from workers.sampling.attempt import Attempt, AttemptState
 from workers.sampling.claims import HeldBack
 from workers.sampling.dispatch import Dispatcher

@@ -17,8 +17,9 @@ from contracts.operations import LoraSettings, SampleRequest, SamplingParams
 from ledger.wakeups import versions_topic
 from store.clock import utc_now
 from store.tables import Checkpoint, Operation, Sampler
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
 from tenants.samplers import NewSampler, OnStale, Staleness, bound_staleness, create_sampler, publish_live
+from testing.runs import create_run
 from tests.workers.sampling.test_continuation import begun, give
 from tests.workers.sampling.test_dispatch import record
 from tests.workers.sampling.test_handed_over import BASE, LENGTH, SECONDS, HeldReplica, Rig, Stream

@@ -47,9 +47,10 @@ from store.database import Database, create_engine
 from store.settings import Settings
 from telemetry.telemetry import Telemetry
 from telemetry.training_counts import TrainingCounts
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
+from testing.runs import create_run
 from tests.payloads import digest, stored
 from workers.compute_thread import ComputeThread
 from workers.training.residency import AdapterResidency

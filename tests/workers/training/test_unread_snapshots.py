@@ -18,7 +18,8 @@ from engine.training import adapter_state
 from store import unread_files
 from store.data_folder import DataFolder
 from store.tables import Operation, Run, RunState
-from tenants.runs import NewRun, create_run
+from tenants.runs import NewRun
+from testing.runs import create_run
 from tests.engine.training.conftest import make_batch
 from tests.workers.training.conftest import BASE, Client, NewRig, Rig, undisturbed
 from tests.workers.training.test_residency import assert_bit_equal, out_of_memory

@@ -64,15 +64,15 @@ class Require:
 
 
 AnyKey = Annotated[Principal, Depends(Require())]
-"""Caller with any live key: for what a client does to begin, and for results, which whoever asked for them may always read."""
+"""Caller with any live key: session set-up, and polling of results."""
 Reader = Annotated[Principal, Depends(Require(Scope.READ))]
 TrainReader = Annotated[Principal, Depends(Require(Scope.READ, Scope.TRAIN))]
 """Caller who reads what the SDK reads when it trains."""
 SampleReader = Annotated[Principal, Depends(Require(Scope.READ, Scope.SAMPLE))]
 """Caller who reads what the SDK reads when it samples."""
-Trainer = Annotated[Principal, Depends(Require(Scope.TRAIN))]
+TrainCaller = Annotated[Principal, Depends(Require(Scope.TRAIN))]
 """Caller who trains. What else stands against an operation of a run makes it fail, so that its number is used up."""
-Sampler = Annotated[Principal, Depends(Require(Scope.SAMPLE))]
+SampleCaller = Annotated[Principal, Depends(Require(Scope.SAMPLE))]
 CheckpointWriter = Annotated[Principal, Depends(Require(Scope.CHECKPOINTS_WRITE))]
 Downloader = Annotated[Principal, Depends(Require(Scope.CHECKPOINTS_DOWNLOAD))]
 JobReader = Annotated[Principal, Depends(Require(Scope.READ, Scope.CHECKPOINTS_WRITE))]

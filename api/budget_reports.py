@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 from tenants.budget_settings import Alert, BudgetStanding
 from tenants.budgets import Period
-from tenants.prices import told
+from tenants.prices import cost_text
 
 
 class BudgetReport(BaseModel):
@@ -90,8 +90,8 @@ def money_budgets(found: list[BudgetStanding]) -> list[MoneyBudgetReport]:
             project_name=one.project_name,
             period=one.name.period,
             currency=one.name.currency,
-            amount=told(one.amount) or "",
-            spent=told(one.spent) or "",
+            amount=cost_text(one.amount) or "",
+            spent=cost_text(one.spent) or "",
             unpriced_tokens=one.unpriced,
             is_spent=one.is_spent,
             resets_at=one.resets_at,
@@ -126,7 +126,7 @@ def money_alerts(found: list[Alert]) -> list[MoneyAlertReport]:
             period=one.name.period,
             currency=one.name.currency,
             percent=one.percent,
-            amount=told(one.amount) or "",
+            amount=cost_text(one.amount) or "",
             at=one.at,
         )
         for one in found

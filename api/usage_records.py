@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import BaseModel
 
-from tenants.prices import told
+from tenants.prices import cost_text
 from tenants.usage_costs import PricedLine
 
 
@@ -35,4 +35,4 @@ class UsageInfo(BaseModel):
     @classmethod
     def of(cls, priced: PricedLine) -> Self:
         """Return the line as it is told."""
-        return cls(**asdict(priced.line), cost=told(priced.cost))
+        return cls(**asdict(priced.line), cost=cost_text(priced.cost))

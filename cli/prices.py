@@ -12,7 +12,7 @@ from cli.tables import Table
 from cli.tenants import path_of
 from cli.times import moment
 from store.clock import utc_now
-from tenants.prices import Meter
+from tenants.prices import PricedQuantity
 
 app = typer.Typer()
 
@@ -24,7 +24,7 @@ TenantOption = Annotated[
 @admin_command(app, "add")
 def add(
     admin: AdminClient,
-    meter: Annotated[Meter, typer.Argument(help="What has the price.")],
+    meter: Annotated[PricedQuantity, typer.Argument(help="What has the price.")],
     amount: Annotated[str, typer.Argument(help="Price of a million tokens, or of a GB-month of storage.")],
     base: Annotated[
         str | None, typer.Option(help="Base model; without it every base that has no price of its own.")

@@ -64,11 +64,13 @@ async def _serve_alone(settings: Settings) -> None:
     services = ApiServices.over(runtime, bases, vocabularies, ready)
     ready.add("workers", runner.check)
     first_key = await make_first_key(database)
-    metrics = AsyncExitStack()
-    await metrics.enter_async_context(serve_metrics_and_health(telemetry, settings, database, ready, reads_queue=True))
-    await metrics.enter_async_context(serve_admin(runtime, services.admission.loop_time))
+    listeners = AsyncExitStack()
+    await listeners.enter_async_context(
+        serve_metrics_and_health(telemetry, settings, database, ready, reads_queue=True)
+    )
+    await listeners.enter_async_context(serve_admin(runtime, services.admission.loop_time))
     await runner.start()
-    await metrics.enter_async_context(told_while_alive(runtime))
+    await listeners.enter_async_context(told_while_alive(runtime))
     ended_keys = asyncio.create_task(services.ended_keys.run(), name="ended keys")
     uses = asyncio.create_task(services.key_uses.run(), name="uses of keys")
     counting = asyncio.create_task(services.audit_tally.run(), name="counts of the audit log")
@@ -91,7 +93,7 @@ async def _serve_alone(settings: Settings) -> None:
         counting.cancel()
         await write_last_counts(services.audit_tally)
         await runner.stop()
-        await metrics.aclose()
+        await listeners.aclose()
         await database.close()
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from api.admin.usage import TenantUsageBody
 from cli.tables import Table
 from tenants.metered_operations import SUMS
-from tenants.prices import sum_of, told
+from tenants.prices import cost_text, sum_of
 from tenants.usage_hours import Dimension
 
 Names = Mapping[Dimension, Mapping[str, str]]
@@ -66,7 +66,7 @@ def _name(names: Names, dimension: Dimension, value: object) -> str:
 def _sum(lines: Sequence[TenantUsageBody]) -> TenantUsageBody:
     total = {name: sum(getattr(line, name) for line in lines) for name in SUMS}
     cost = sum_of(None if line.cost is None else Decimal(line.cost) for line in lines)
-    return lines[0].model_copy(update={**total, "cost": told(cost)})
+    return lines[0].model_copy(update={**total, "cost": cost_text(cost)})
 
 
 def _tokens(one: TenantUsageBody) -> int:

@@ -25,7 +25,7 @@ from contracts.ledger_records import (
 )
 from contracts.operations import OperationKind, Payload, Unreadable, known_kind
 from ledger.payload_files import PayloadFiles
-from tenants.prices import Meter
+from tenants.prices import PricedQuantity
 from tenants.rate_holds import is_budgeted
 from tenants.rates import seconds_to_wait
 from tenants.runs import lora_settings
@@ -196,13 +196,13 @@ def starts_at(row: Row[Any], now: datetime) -> float:
     return monotonic() + seconds if seconds > 0 else 0.0
 
 
-def tokens_used(completion: Completion) -> dict[Meter, int]:
+def tokens_used(completion: Completion) -> dict[PricedQuantity, int]:
     """Return the tokens by meter that the operation's end is metered with: none for a failed one without drawn tokens."""
     tokens, (drawn, cached) = completion.operation.tokens, completion.sampled
     if isinstance(completion.outcome, WeftError) and not drawn:
         return {}
     if completion.operation.kind is not OperationKind.SAMPLE:
-        return {Meter.TRAIN_TOKENS: tokens}
+        return {PricedQuantity.TRAIN_TOKENS: tokens}
     return of_sample(tokens, cached, drawn)
 
 

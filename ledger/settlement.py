@@ -31,7 +31,7 @@ from ledger.statements import (
 from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
 from tenants.line_charges import charge_keys as charge_keys_of_lines
 from tenants.line_charges import charge_lines_of
-from tenants.prices import Meter as Priced
+from tenants.prices import PricedQuantity
 from tenants.rate_lines import leave_lines, settle_lines, states_in
 from tenants.rates import CHARGE, Meter, Pace, RateState, charge_keys, give_back, rates, tightest
 from tenants.spending import Spender, Spending, spend
@@ -112,7 +112,7 @@ async def charge_own_lines(
 
 async def settle(
     transaction: AsyncSession,
-    ended: Iterable[tuple[Charged, Mapping[Priced, int]]],
+    ended: Iterable[tuple[Charged, Mapping[PricedQuantity, int]]],
     now: datetime,
     *,
     is_late: bool = False,
@@ -123,7 +123,7 @@ async def settle(
     """
     rests: Counter[tuple[TenantId, Meter]] = Counter()
     placed: dict[str, int] = {}
-    spent: dict[tuple[Spender, str, datetime], Counter[Priced]] = {}
+    spent: dict[tuple[Spender, str, datetime], Counter[PricedQuantity]] = {}
     for row, used in ended:
         tenant = TenantId(row.tenant_id)
         if row.rate_mark is not None:

@@ -27,7 +27,7 @@ _JUST_ENDED = _JUST_ENDED.where(
 )
 
 
-def tell(wakeups: Wakeups, requests: Collection[str]) -> None:
+def wake_pollers(wakeups: Wakeups, requests: Collection[str]) -> None:
     """Have the clients of ``requests`` look: the operations may have ended."""
     for request in requests:
         wakeups.announce(operation_topic(request))
@@ -36,4 +36,4 @@ def tell(wakeups: Wakeups, requests: Collection[str]) -> None:
 async def tell_of_trainer(transaction: AsyncSession, trainer: str, wakeups: Wakeups, clock: Clock) -> None:
     """Have the clients of the trainer's runs look, after the commit: for the last operations that have ended in each."""
     found = await transaction.execute(_JUST_ENDED, {"trainer": trainer, "ended_after": clock() - _RECENT})
-    after_commit(transaction, partial(tell, wakeups, list(found.scalars())))
+    after_commit(transaction, partial(wake_pollers, wakeups, list(found.scalars())))

@@ -54,7 +54,7 @@ from store.tables import (
 from store.tables.runs import HAS_COVERED_PAYLOADS, IS_OPEN
 from tenants.rights import SuspendMode
 from tenants.suspensions import MOST_CHARACTERS, tell_suspension
-from tenants.webhook_events import TenantEvent, tell
+from tenants.webhook_events import TenantEvent, record_events
 from tenants.webhooks import delete_webhooks
 from tenants.weight_jobs import drop_jobs
 
@@ -115,7 +115,7 @@ async def restore(transaction: AsyncSession, tenant: Tenant, now: datetime) -> N
         await tell_suspension(transaction, tenant, now)
     else:
         id = TenantId(tenant.id)
-        await tell(transaction, [TenantEvent(id, EventKind.TENANT_RESUMED, id, {})], now)
+        await record_events(transaction, [TenantEvent(id, EventKind.TENANT_RESUMED, id, {})], now)
 
 
 def _check_not_begun(tenant: Tenant, now: datetime) -> None:

@@ -22,7 +22,7 @@ from store.tables.prices import PRICE_DIGITS, PRICE_PLACES
 from tenants.budget_settings import cost_of_line
 from tenants.budgets import BUDGET_ID, KEY, PROJECT, TENANT, TOKENS, budgets
 from tenants.limits import Counted, hold_count
-from tenants.prices import ANY_BASE, EXACT, Meter, PriceLine, Tariff, currency_of, tariff, tariffs
+from tenants.prices import ANY_BASE, EXACT, PricedQuantity, PriceLine, Tariff, currency_of, tariff, tariffs
 from tenants.spending import Added, add_to_budgets, payers_of
 from tenants.usage_hours import UsageLine, usage_of_tenants
 
@@ -39,7 +39,7 @@ _EVERYBODY: Final = TenantId("")
 class NewPrice:
     """A price to add. ``valid_from`` None: from the hour that runs. ``tenant``: the one whose own price it is."""
 
-    meter: Meter
+    meter: PricedQuantity
     amount: str
     currency: str
     base_model: str | None = None
@@ -60,7 +60,7 @@ async def add_price(transaction: AsyncSession, new: NewPrice, clock: Clock) -> P
     # Prices that are added at once are held against each other, too.
     await hold_count(transaction, Counted.PRICES, [_EVERYBODY])
     await _check_currency(transaction, new.currency)
-    if new.meter is Meter.STORAGE and new.base_model is not None:
+    if new.meter is PricedQuantity.STORAGE and new.base_model is not None:
         raise InvalidRequest("storage has one price for all base models; leave the base model out")
     before = await tariff(transaction, new.tenant)
     known = before.lines if new.tenant is None else before.own
@@ -81,7 +81,7 @@ async def add_price(transaction: AsyncSession, new: NewPrice, clock: Clock) -> P
     }
     own = insert(TenantPrice).values(**values, tenant_id=new.tenant)
     await transaction.execute(insert(Price).values(values) if new.tenant is None else own)
-    if new.meter is not Meter.STORAGE and begin < running + _CHARGED_FOR:
+    if new.meter is not PricedQuantity.STORAGE and begin < running + _CHARGED_FOR:
         await _charge_anew(transaction, line, new.tenant, now)
     return line
 

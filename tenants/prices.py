@@ -28,7 +28,7 @@ _COST_PLACES: Final = PRICE_PLACES + 6
 EXACT: Final = Context(prec=80)
 
 
-class Meter(StrEnum):
+class PricedQuantity(StrEnum):
     """Quantity that has a price: tokens by the million, or storage by the GB-month (10^9 bytes for 720 hours).
 
     ``prompt_tokens`` prices those that came from no cache; a cached one without a price of its own costs the same.
@@ -41,9 +41,9 @@ class Meter(StrEnum):
     STORAGE = "storage"
 
 
-_UNITS: Final[Mapping[Meter, Decimal]] = {
-    **dict.fromkeys(Meter, Decimal(10**6)),
-    Meter.STORAGE: Decimal(10**9 * HOURS_OF_A_MONTH),
+_UNITS: Final[Mapping[PricedQuantity, Decimal]] = {
+    **dict.fromkeys(PricedQuantity, Decimal(10**6)),
+    PricedQuantity.STORAGE: Decimal(10**9 * HOURS_OF_A_MONTH),
 }
 """Tokens, or byte-hours, that an amount is for."""
 
@@ -53,13 +53,13 @@ class PriceLine:
     """One price: ``amount`` for a million tokens, or for a GB-month. ``base_model`` is None for every other base."""
 
     base_model: str | None
-    meter: Meter
+    meter: PricedQuantity
     amount: Decimal
     currency: str
     valid_from: datetime
 
 
-_Book = Mapping[tuple[Meter, str | None], list[PriceLine]]
+_Book = Mapping[tuple[PricedQuantity, str | None], list[PriceLine]]
 
 
 class Tariff:
@@ -85,53 +85,57 @@ class Tariff:
         """Return the times between the two at which any price begins, in order."""
         return sorted({line.valid_from for line in (*self.lines, *self.own) if after < line.valid_from < before})
 
-    def rate(self, meter: Meter, base_model: str | None, hour: datetime) -> Decimal | None:
+    def rate(self, meter: PricedQuantity, base_model: str | None, hour: datetime) -> Decimal | None:
         """Return the price of the meter for that base model in the hour that begins at ``hour``; None if it has none."""
         rates = (_rate(book, meter, base_model, hour) for book in self._books)
         return next((rate for rate in rates if rate is not None), None)
 
-    def list_rate(self, meter: Meter, base_model: str | None, hour: datetime) -> Decimal | None:
+    def list_rate(self, meter: PricedQuantity, base_model: str | None, hour: datetime) -> Decimal | None:
         """Return the service's price in that hour. Where it has none it is the tenant's own one; None without either."""
         of_all = _rate(self._books[-1], meter, base_model, hour)
         return self.rate(meter, base_model, hour) if of_all is None else of_all
 
-    def cost(self, meter: Meter, quantity: int, base_model: str | None, hour: datetime) -> Decimal | None:
+    def cost(self, meter: PricedQuantity, quantity: int, base_model: str | None, hour: datetime) -> Decimal | None:
         """Return what a quantity cost in that hour; None if it has no price. ``quantity``: tokens, or byte-hours."""
         rate = self.rate(meter, base_model, hour)
         return None if rate is None else cost_at(rate, meter, quantity)
 
     def known_cost(
-        self, quantities: Mapping[Meter, int], base_model: str | None, hour: datetime
+        self, quantities: Mapping[PricedQuantity, int], base_model: str | None, hour: datetime
     ) -> tuple[Decimal, int]:
         """Return what the quantities that have a price cost together, and the number of tokens that have none."""
         costs = {meter: self.cost(meter, count, base_model, hour) for meter, count in quantities.items() if count}
         unpriced = sum(quantities[meter] for meter, cost in costs.items() if cost is None)
         return sum_of(cost for cost in costs.values() if cost is not None) or Decimal(0), unpriced
 
-    def total(self, quantities: Mapping[Meter, int], base_model: str | None, hour: datetime) -> Decimal | None:
+    def total(self, quantities: Mapping[PricedQuantity, int], base_model: str | None, hour: datetime) -> Decimal | None:
         """Return what all the quantities cost together; None if one of them has no price. Nothing costs nothing."""
         return sum_of(self.cost(meter, count, base_model, hour) for meter, count in quantities.items() if count)
 
 
-def cost_at(rate: Decimal, meter: Meter, quantity: int) -> Decimal:
+def cost_at(rate: Decimal, meter: PricedQuantity, quantity: int) -> Decimal:
     """Return what a quantity costs at that price. ``quantity``: tokens, or byte-hours."""
     # Storage is by 720 hours, which no decimal divides exactly.
     return EXACT.divide(EXACT.multiply(rate, Decimal(quantity)), _UNITS[meter])
 
 
 def _book(lines: Iterable[PriceLine]) -> _Book:
-    book: dict[tuple[Meter, str | None], list[PriceLine]] = {}
+    book: dict[tuple[PricedQuantity, str | None], list[PriceLine]] = {}
     for line in lines:
         book.setdefault((line.meter, line.base_model), []).append(line)
     return book
 
 
-def _rate(book: _Book, meter: Meter, base_model: str | None, hour: datetime) -> Decimal | None:
+def _rate(book: _Book, meter: PricedQuantity, base_model: str | None, hour: datetime) -> Decimal | None:
     for base in (base_model, None):
         lines = book.get((meter, base), [])
         if place := bisect_right(lines, hour, key=lambda line: line.valid_from):
             return lines[place - 1].amount
-    return _rate(book, Meter.PROMPT_TOKENS, base_model, hour) if meter is Meter.CACHED_PROMPT_TOKENS else None
+    return (
+        _rate(book, PricedQuantity.PROMPT_TOKENS, base_model, hour)
+        if meter is PricedQuantity.CACHED_PROMPT_TOKENS
+        else None
+    )
 
 
 def sum_of(costs: Iterable[Decimal | None]) -> Decimal | None:
@@ -144,7 +148,7 @@ def sum_of(costs: Iterable[Decimal | None]) -> Decimal | None:
     return total
 
 
-def told(cost: Decimal | None) -> str | None:
+def cost_text(cost: Decimal | None) -> str | None:
     """Return a cost as text: exact for tokens, to 16 places for storage."""
     if cost is None:
         return None
@@ -188,8 +192,8 @@ def _lines(table: type[Price] | type[TenantPrice]) -> Select[Any]:
     A meter that only a newer version knows is left out: this version counts nothing by it, so nothing of it has a cost.
     """
     columns: tuple[Any, ...] = (table.base_model, table.meter, table.amount, table.currency, table.valid_from)
-    return select(*columns).where(table.meter.in_([*Meter])).order_by(table.id)
+    return select(*columns).where(table.meter.in_([*PricedQuantity])).order_by(table.id)
 
 
 def _line(row: Any) -> PriceLine:
-    return PriceLine(row.base_model or None, Meter(row.meter), row.amount, row.currency, row.valid_from)
+    return PriceLine(row.base_model or None, PricedQuantity(row.meter), row.amount, row.currency, row.valid_from)

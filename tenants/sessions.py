@@ -22,7 +22,7 @@ from tenants.limits import Counted, Limits, hold_count
 from tenants.project_limits import use_of_project
 from tenants.reach import Owner, Reach, default_project, includes, reached_sessions, tenant_of
 from tenants.rights import Principal
-from tenants.webhook_events import TenantEvent, tell
+from tenants.webhook_events import TenantEvent, record_events
 
 TIMED_OUT = "timed_out"
 """Reason of the end of a session whose heartbeats stopped."""
@@ -297,7 +297,7 @@ async def end_silent_sessions(transaction: AsyncSession, *, silent_since: dateti
     rows = ended.all()
     # A client that opens no session sends no heartbeats: its standing one is not lost, and is open again when it comes.
     lost = [_lost(row) for row in rows if row.key_id is not None or row.sdk_version]
-    await tell(transaction, lost, now)
+    await record_events(transaction, lost, now)
     return len(rows)
 
 

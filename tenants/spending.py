@@ -18,9 +18,9 @@ from store.batcher import few_lengths
 from store.inserts import insert_unless_present
 from store.tables import BudgetAlert, Session
 from tenants.budgets import BUDGET_ID, KEY, PAYER, PROJECT, TENANT, TOKENS, Period, budgets, paying_keys
-from tenants.prices import EXACT, Meter, tariffs, told
+from tenants.prices import EXACT, PricedQuantity, cost_text, tariffs
 from tenants.reach import default_project
-from tenants.webhook_events import TenantEvent, tell
+from tenants.webhook_events import TenantEvent, record_events
 
 PARTS = 10**10
 """Parts of a unit of ``spent`` in a budget's row: of a token, or of a millionth of the currency."""
@@ -48,7 +48,7 @@ class Spending:
     spender: Spender
     base_model: str
     hour: datetime
-    quantities: Mapping[Meter, int]
+    quantities: Mapping[PricedQuantity, int]
 
     @property
     def tokens(self) -> int:
@@ -184,7 +184,7 @@ async def alert(transaction: AsyncSession, row: Any, *, before: int, after: int,
             values = {**crossed, "amount": row.amount, "at": now}
             added = insert_unless_present(transaction, BudgetAlert).values(values).returning(BudgetAlert.tenant_id)
             if await transaction.scalar(added) is not None:
-                await tell(transaction, [_event(row, percent, end)], now)
+                await record_events(transaction, [_event(row, percent, end)], now)
             old = and_(*(alerts.c[name] == value for name, value in key.items()), alerts.c.at < now - _ALERTS_KEPT)
             await transaction.execute(delete(alerts).where(old))
 
@@ -203,7 +203,7 @@ def _event(row: Any, percent: int, end: datetime | None) -> TenantEvent:
         "project": row.scope_id if row.scope == PROJECT else None,
         "period": row.period,
         "percent": percent,
-        "amount": told(amount) if is_money else int(amount),
+        "amount": cost_text(amount) if is_money else int(amount),
         "currency": row.meter if is_money else None,
         "ends_at": end,
     }

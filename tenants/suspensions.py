@@ -14,7 +14,7 @@ from contracts.ids import TenantId
 from contracts.webhooks import EventKind
 from store.tables import Tenant
 from tenants.rights import LENIENT, SuspendMode
-from tenants.webhook_events import TenantEvent, tell
+from tenants.webhook_events import TenantEvent, record_events
 
 MOST_CHARACTERS = 500
 """Longest reason."""
@@ -54,7 +54,7 @@ async def tell_suspension(transaction: AsyncSession, tenant: Tenant, now: dateti
     """Tell the tenant's webhooks how it is suspended."""
     id = TenantId(tenant.id)
     told = {"mode": tenant.suspend_mode, "reason": tenant.suspend_reason, "deleted_at": tenant.delete_at}
-    await tell(transaction, [TenantEvent(id, EventKind.TENANT_SUSPENDED, id, told)], now)
+    await record_events(transaction, [TenantEvent(id, EventKind.TENANT_SUSPENDED, id, told)], now)
 
 
 async def resume_tenant(transaction: AsyncSession, *, name: str, now: datetime) -> TenantId:
@@ -68,7 +68,7 @@ async def resume_tenant(transaction: AsyncSession, *, name: str, now: datetime) 
         update(Tenant).where(Tenant.id == id).values(suspended_at=None, suspend_reason=None, suspend_mode=None)
     )
     if was_suspended:
-        await tell(transaction, [TenantEvent(id, EventKind.TENANT_RESUMED, id, {})], now)
+        await record_events(transaction, [TenantEvent(id, EventKind.TENANT_RESUMED, id, {})], now)
     return id
 
 

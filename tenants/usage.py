@@ -55,7 +55,7 @@ _DAY_KEY = (UsageDay.tenant_id, UsageDay.day, UsageDay.base_model, UsageDay.kind
 
 
 @dataclass(frozen=True, slots=True)
-class UsageLine:
+class DayLine:
     """A tenant's usage on one day (UTC): successful operations, and their tokens (for samples: prompt and drawn ones).
 
     The tokens of a sample that was cancelled while it was drawn count, too, and of one that its tenant has made fail.
@@ -169,9 +169,9 @@ async def usage(
     *,
     since: date,
     tenant: str | None = None,
-    after: UsageLine | None = None,
+    after: DayLine | None = None,
     most: int | None = None,
-) -> list[UsageLine]:
+) -> list[DayLine]:
     """Return usage from ``since`` on, including operations that are not pruned yet, of every tenant or of the one of that name.
 
     Lines are ordered by the tenant's id, day, base model and kind; at most ``most`` of those behind ``after`` are returned.
@@ -190,7 +190,7 @@ async def usage(
         of_operations += [Operation.tenant_id >= after.tenant_id, tuple_(*key_of_operations) > place]
     rows = await session.execute(_both(day, of_days, of_operations).limit(most))
     return [
-        UsageLine(
+        DayLine(
             tenant_id=row.tenant_id,
             tenant=row.name,
             day=date.fromisoformat(row.day),

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.ids import TenantId
 from store.database import Database
 from tenants.metered_operations import SUMS
-from tenants.prices import Meter, Tariff, sum_of, tariff, tariffs
+from tenants.prices import PricedQuantity, Tariff, sum_of, tariff, tariffs
 from tenants.reach import Owner, tenant_of
 from tenants.usage_hours import (
     BucketWidth,
@@ -30,15 +30,19 @@ _MOST_DAYS = 100_000
 _Key = tuple[object, ...]
 
 
-def quantities(sums: Mapping[str, int]) -> dict[Meter, int]:
+def quantities(sums: Mapping[str, int]) -> dict[PricedQuantity, int]:
     """Return what a line's sums come to by meter."""
     sampled = of_sample(sums["prompt_tokens"], sums["cached_prompt_tokens"], sums["sampled_tokens"])
-    return {Meter.TRAIN_TOKENS: sums["train_tokens"], **sampled}
+    return {PricedQuantity.TRAIN_TOKENS: sums["train_tokens"], **sampled}
 
 
-def of_sample(prompt: int, cached: int, drawn: int) -> dict[Meter, int]:
+def of_sample(prompt: int, cached: int, drawn: int) -> dict[PricedQuantity, int]:
     """Return the tokens of samples by meter; ``prompt`` are all of their prompts, those from a cache too."""
-    return {Meter.PROMPT_TOKENS: prompt - cached, Meter.CACHED_PROMPT_TOKENS: cached, Meter.SAMPLED_TOKENS: drawn}
+    return {
+        PricedQuantity.PROMPT_TOKENS: prompt - cached,
+        PricedQuantity.CACHED_PROMPT_TOKENS: cached,
+        PricedQuantity.SAMPLED_TOKENS: drawn,
+    }
 
 
 def sums_of(line: UsageLine) -> dict[str, int]:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from contracts.csv_cells import Cell, cell
-from tenants.prices import HOURS_OF_A_MONTH, Meter, cost_at, told
+from tenants.prices import HOURS_OF_A_MONTH, PricedQuantity, cost_at, cost_text
 from tenants.usage_exports import UsageRecord
 
 _PROVIDER: Final = "weft"
@@ -51,33 +51,33 @@ def _currency(record: UsageRecord) -> str:
 
 def _cost(record: UsageRecord) -> Decimal:
     # FOCUS has no unknown cost: what has no price is charged nothing.
-    return Decimal(told(record.cost) or 0)
+    return Decimal(cost_text(record.cost) or 0)
 
 
 def _list_cost(record: UsageRecord) -> Decimal:
-    return Decimal(told(cost_at(_list_rate(record), record.meter, record.quantity)) or 0)
+    return Decimal(cost_text(cost_at(_list_rate(record), record.meter, record.quantity)) or 0)
 
 
 def _rate(record: UsageRecord) -> Decimal:
-    return Decimal(told(record.rate) or 0)
+    return Decimal(cost_text(record.rate) or 0)
 
 
 def _list_rate(record: UsageRecord) -> Decimal:
-    return Decimal(told(record.list_rate) or 0)
+    return Decimal(cost_text(record.list_rate) or 0)
 
 
 def _quantity(record: UsageRecord) -> Decimal:
     """Return the quantity in the unit that has the price."""
-    unit = 10**9 * HOURS_OF_A_MONTH if record.meter is Meter.STORAGE else 10**6
-    return Decimal(told(Decimal(record.quantity) / unit) or 0)
+    unit = 10**9 * HOURS_OF_A_MONTH if record.meter is PricedQuantity.STORAGE else 10**6
+    return Decimal(cost_text(Decimal(record.quantity) / unit) or 0)
 
 
 def _unit(record: UsageRecord) -> str:
-    return "GB-Months" if record.meter is Meter.STORAGE else "1000000 Tokens"
+    return "GB-Months" if record.meter is PricedQuantity.STORAGE else "1000000 Tokens"
 
 
 def _consumed(record: UsageRecord) -> Decimal:
-    return Decimal(record.quantity) / 10**9 if record.meter is Meter.STORAGE else Decimal(record.quantity)
+    return Decimal(record.quantity) / 10**9 if record.meter is PricedQuantity.STORAGE else Decimal(record.quantity)
 
 
 def _described(record: UsageRecord) -> str:
@@ -113,7 +113,7 @@ _COLUMNS: Final[Mapping[str, Callable[[UsageRecord], Cell]]] = {
     "CommitmentDiscountStatus": lambda _: None,
     "CommitmentDiscountType": lambda _: None,
     "ConsumedQuantity": _consumed,
-    "ConsumedUnit": lambda record: "GB-Hours" if record.meter is Meter.STORAGE else "Tokens",
+    "ConsumedUnit": lambda record: "GB-Hours" if record.meter is PricedQuantity.STORAGE else "Tokens",
     "ContractedCost": _cost,
     "ContractedUnitPrice": _rate,
     "EffectiveCost": _cost,
@@ -188,8 +188,8 @@ def cloud_event(record: UsageRecord) -> dict[str, object]:
             "kind": record.kind,
             "meter": record.meter,
             "quantity": record.quantity,
-            "rate": told(record.rate),
-            "cost": told(record.cost),
+            "rate": cost_text(record.rate),
+            "cost": cost_text(record.cost),
             "currency": None if record.cost is None else record.currency,
         },
     }

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.ids import TenantId
 from store.database import Database
 from store.tables import Tenant
-from tenants.prices import Meter, Tariff, tariff
+from tenants.prices import PricedQuantity, Tariff, tariff
 from tenants.projects import list_projects
 from tenants.reach import Owner, default_project, tenant_of
 from tenants.storage_hours import HOUR, StorageLine, metered_to, storage_lines, stored_hours
@@ -49,7 +49,7 @@ class UsageRecord:
     key: int | None
     base_model: str | None
     kind: str | None
-    meter: Meter
+    meter: PricedQuantity
     quantity: int
     rate: Decimal | None
     list_rate: Decimal | None
@@ -65,7 +65,7 @@ class UsageRecord:
     def id(self) -> str:
         """Identity of the record: the same in every export. A receiver that knows it may leave the record out."""
         # Of tokens the project is the session's, which may change.
-        project = self.project if self.meter is Meter.STORAGE else None
+        project = self.project if self.meter is PricedQuantity.STORAGE else None
         parts = (
             self.tenant,
             self.start.isoformat(),
@@ -90,7 +90,7 @@ class _Account:
 
     def record(
         self,
-        meter: Meter,
+        meter: PricedQuantity,
         quantity: int,
         hour: datetime,
         project: str | None,
@@ -193,7 +193,7 @@ def _of_line(account: _Account, line: UsageLine) -> Iterator[UsageRecord]:
 
 
 def _of_storage(account: _Account, line: StorageLine) -> UsageRecord:
-    return account.record(Meter.STORAGE, line.nbytes, line.hour, line.project)
+    return account.record(PricedQuantity.STORAGE, line.nbytes, line.hour, line.project)
 
 
 def _hours_of(since: datetime, before: datetime) -> int:

@@ -45,7 +45,7 @@ class TenantEvent:
         return sha256(told.encode()).hexdigest()[:32]
 
 
-async def tell(transaction: AsyncSession, events: Collection[TenantEvent], now: datetime) -> None:
+async def record_events(transaction: AsyncSession, events: Collection[TenantEvent], now: datetime) -> None:
     """Record the events for the webhooks that want them."""
     tenants = {event.tenant for event in events}
     if not tenants:
@@ -84,7 +84,7 @@ async def tell_failed_run(
 ) -> None:
     """Record that a model could not be made."""
     told = {"run_id": run, "error_code": error.code, "error_message": error.message}
-    await tell(transaction, [TenantEvent(tenant, EventKind.RUN_FAILED, run, told)], now)
+    await record_events(transaction, [TenantEvent(tenant, EventKind.RUN_FAILED, run, told)], now)
 
 
 async def record_event(

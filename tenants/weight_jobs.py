@@ -23,7 +23,7 @@ from tenants.limit_use import STORAGE_USE
 from tenants.limits import Counted, Limits, hold_count
 from tenants.reach import Owner, Reach, includes, tenant_of, within
 from tenants.storage import check_storage, room_in_project
-from tenants.webhook_events import TenantEvent, tell
+from tenants.webhook_events import TenantEvent, record_events
 
 MOST_UNFINISHED = 8
 """Most unfinished jobs of one tenant."""
@@ -290,7 +290,7 @@ async def tell_end(
         "error_code": error and error.code,
         "error_message": error and error.message,
     }
-    await tell(transaction, [TenantEvent(tenant, EventKind.JOB_FINISHED, job_id, told)], now)
+    await record_events(transaction, [TenantEvent(tenant, EventKind.JOB_FINISHED, job_id, told)], now)
 
 
 async def forget_jobs(transaction: AsyncSession, *, before: datetime, most: int) -> int:

@@ -11,7 +11,7 @@ from api.admin.services import Admin, Caller
 from api.wire.request_model import NO_NUL
 from tenants.budget_alerts import AlertPlace, TenantsAlert, list_alerts
 from tenants.budgets import Period
-from tenants.prices import told
+from tenants.prices import cost_text
 
 router = APIRouter(tags=["alerts"])
 
@@ -57,7 +57,7 @@ def _body(found: TenantsAlert) -> AlertBody:
         project=alert.name.project,
         period=alert.name.period,
         percent=alert.percent,
-        amount=told(alert.amount) or "",
+        amount=cost_text(alert.amount) or "",
         currency=alert.name.currency,
         at=alert.at,
     )

@@ -17,7 +17,7 @@ from contracts.ids import TenantId
 from tenants.audit_actions import Action
 from tenants.operator_keys import Operator
 from tenants.price_additions import NewPrice, add_price
-from tenants.prices import Meter, PriceLine, tariff, told
+from tenants.prices import PricedQuantity, PriceLine, cost_text, tariff
 
 router = APIRouter(tags=["prices"])
 
@@ -28,7 +28,7 @@ class NewPriceBody(RequestModel):
     Without ``base_model`` it is for every base that has no price of its own.
     """
 
-    meter: Meter
+    meter: PricedQuantity
     amount: Annotated[PlainText, Field(max_length=50)]
     currency: Annotated[PlainText, Field(max_length=20)] = "USD"
     base_model: Annotated[PlainText, Field(min_length=1, max_length=500)] | None = None
@@ -38,7 +38,7 @@ class NewPriceBody(RequestModel):
 class PriceBody(BaseModel):
     """A price. ``base_model`` null: of every base that has none of its own."""
 
-    meter: Meter
+    meter: PricedQuantity
     base_model: str | None
     amount: str
     currency: str
@@ -123,7 +123,7 @@ def _body(line: PriceLine) -> PriceBody:
     return PriceBody(
         meter=line.meter,
         base_model=line.base_model,
-        amount=told(line.amount) or "0",
+        amount=cost_text(line.amount) or "0",
         currency=line.currency,
         valid_from=line.valid_from,
     )

@@ -19,7 +19,7 @@ from api.wire.request_model import NO_NUL, UtcDay, UtcTime
 from contracts.ids import TenantId
 from store.tables import Tenant
 from tenants.audit_actions import Action
-from tenants.usage import UsageLine, usage
+from tenants.usage import DayLine, usage
 from tenants.usage_costs import priced_page
 from tenants.usage_documents import FINAL_BEFORE, MEDIA_TYPES, Document, header, lines
 from tenants.usage_exports import final_before, usage_records
@@ -60,7 +60,7 @@ async def list_usage(
     Raises ``InvalidRequest`` for an ``after`` that is none.
     """
     since = admin.runtime.clock().date() - timedelta(days=days - 1)
-    last = None if after is None else UsageLine.before(after)
+    last = None if after is None else DayLine.before(after)
     async with admin.runtime.database.survey() as session:
         found = await usage(session, since=since, tenant=tenant, after=last, most=limit + 1)
         owner = None if tenant is None else await session.scalar(select(Tenant.id).where(Tenant.name == tenant))

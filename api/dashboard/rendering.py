@@ -17,7 +17,7 @@ from api.dashboard.sparkline import spark_path
 from api.dashboard.waiting_words import waiting_words
 from api.services import ApiServices
 from contracts.plurals import noun
-from tenants.prices import told as money
+from tenants.prices import cost_text as money
 from tenants.rights import Principal
 
 TEMPLATES = Path(__file__).with_name("templates")

@@ -102,7 +102,7 @@ PageUser = Annotated[Principal, Depends(PageRequire())]
 """Caller with any session."""
 PageReader = Annotated[Principal, Depends(PageRequire(Scope.READ))]
 PageSampleReader = Annotated[Principal, Depends(PageRequire(Scope.READ, Scope.SAMPLE))]
-PageSampler = Annotated[Principal, Depends(PageRequire(Scope.SAMPLE))]
+PageSampleCaller = Annotated[Principal, Depends(PageRequire(Scope.SAMPLE))]
 PageCheckpointWriter = Annotated[Principal, Depends(PageRequire(Scope.CHECKPOINTS_WRITE))]
 PageDownloader = Annotated[Principal, Depends(PageRequire(Scope.CHECKPOINTS_DOWNLOAD))]
 PageGateReader = Annotated[Principal, Depends(PageRequire(Scope.READ, Scope.GATES))]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from api.authentication import Sampler
+from api.authentication import SampleCaller
 from api.json_body import json_body
 from api.openai.choices import chat_logprobs, finish_reason, whole_text
 from api.openai.errors import OpenAiRoute
@@ -120,7 +120,10 @@ class ChatRequest(GenerationRequest):
 @router.post("/chat/completions", response_class=Response)
 @bounded(body=TEXT_BODY, holding=Holding.STREAM, goes_on=True)
 async def chat_completions(
-    caller: Sampler, services: Services, request: Request, body: Annotated[ChatRequest, json_body(ChatRequest, DATA)]
+    caller: SampleCaller,
+    services: Services,
+    request: Request,
+    body: Annotated[ChatRequest, json_body(ChatRequest, DATA)],
 ) -> Response:
     """Generate the assistant's next turn.
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import StrictInt
 
-from api.authentication import Sampler
+from api.authentication import SampleCaller
 from api.json_body import json_body
 from api.openai.choices import completion_logprobs, prompt_logprobs, whole_text
 from api.openai.errors import OpenAiRoute
@@ -80,7 +80,7 @@ class CompletionRequest(GenerationRequest):
 @router.post("/completions", response_class=Response)
 @bounded(body=PROMPT_BODY, holding=Holding.STREAM, goes_on=True)
 async def completions(
-    caller: Sampler,
+    caller: SampleCaller,
     services: Services,
     request: Request,
     body: Annotated[CompletionRequest, json_body(CompletionRequest, DATA)],

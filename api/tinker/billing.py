@@ -27,7 +27,7 @@ from contracts.ids import TenantId
 from contracts.operations import OperationKind
 from store.database import Database
 from tenants.audit_actions import Action
-from tenants.prices import HOURS_OF_A_MONTH, Meter, Tariff, tariff, told
+from tenants.prices import HOURS_OF_A_MONTH, PricedQuantity, Tariff, cost_text, tariff
 from tenants.projects import find_projects
 from tenants.reach import Owner, Reach
 from tenants.rights import Principal
@@ -50,11 +50,11 @@ _SESSIONS_AT_ONCE = 500
 _SAVES = frozenset(
     {OperationKind.SAVE_WEIGHTS, OperationKind.SAVE_WEIGHTS_FOR_SAMPLER, OperationKind.SAVE_WEIGHTS_EXTERNAL}
 )
-_INFOS: Final[dict[Meter, dict[str, object]]] = {
-    Meter.TRAIN_TOKENS: {"type": "training"},
-    Meter.PROMPT_TOKENS: {"type": "sampling_prefill", "cached": False},
-    Meter.CACHED_PROMPT_TOKENS: {"type": "sampling_prefill", "cached": True},
-    Meter.SAMPLED_TOKENS: {"type": "sampling_sample"},
+_INFOS: Final[dict[PricedQuantity, dict[str, object]]] = {
+    PricedQuantity.TRAIN_TOKENS: {"type": "training"},
+    PricedQuantity.PROMPT_TOKENS: {"type": "sampling_prefill", "cached": False},
+    PricedQuantity.CACHED_PROMPT_TOKENS: {"type": "sampling_prefill", "cached": True},
+    PricedQuantity.SAMPLED_TOKENS: {"type": "sampling_sample"},
 }
 """Kind of event of each meter of tokens."""
 _BY = (Dimension.SESSION, Dimension.PROJECT, Dimension.KEY, Dimension.BASE_MODEL, Dimension.KIND)
@@ -148,14 +148,16 @@ async def current_storage(
         prices = await _dollars(session, caller.tenant)
     now = services.runtime.clock()
     return CurrentStorage(
-        effective_rate_usd_per_gigabyte_month=_float(prices.rate(Meter.STORAGE, None, now)),
+        effective_rate_usd_per_gigabyte_month=_float(prices.rate(PricedQuantity.STORAGE, None, now)),
         data=[
             StoredInProject(
                 project_id=one.project,
                 checkpoint_count=one.checkpoints,
                 size_bytes=one.nbytes,
                 size_gigabytes=one.nbytes / GIGABYTE,
-                estimated_monthly_cost_usd=_float(prices.cost(Meter.STORAGE, one.nbytes * HOURS_OF_A_MONTH, None, now)),
+                estimated_monthly_cost_usd=_float(
+                    prices.cost(PricedQuantity.STORAGE, one.nbytes * HOURS_OF_A_MONTH, None, now)
+                ),
             )
             for one in stored
         ],
@@ -174,7 +176,7 @@ def _float(amount: Decimal | None) -> float | None:
 
 
 def _number(amount: Decimal | None) -> Number:
-    text = told(amount)
+    text = cost_text(amount)
     return None if text is None else orjson.Fragment(text)
 
 
@@ -299,8 +301,8 @@ def _storage_event(line: StorageLine, prices: Tariff) -> dict[str, object]:
     info = {"type": "storage", "free": False, "gigabyte_hours": line.nbytes / GIGABYTE}
     named = {"base_model": None, "user_id": None, "user_name": None, "session_id": None, "project_id": line.project}
     priced = {
-        "estimated_cost_usd": _number(prices.cost(Meter.STORAGE, line.nbytes, None, line.hour)),
-        "effective_rate_usd_per_gigabyte_month": _number(prices.rate(Meter.STORAGE, None, line.hour)),
+        "estimated_cost_usd": _number(prices.cost(PricedQuantity.STORAGE, line.nbytes, None, line.hour)),
+        "effective_rate_usd_per_gigabyte_month": _number(prices.rate(PricedQuantity.STORAGE, None, line.hour)),
     }
     return _bucket(line.hour) | named | priced | {"event_info": info}
 

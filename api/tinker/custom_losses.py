@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
 
-from api.authentication import Trainer
+from api.authentication import TrainCaller
 from api.json_body import json_body
 from api.request_body import off_loop
 from api.route_bounds import METADATA_BODY, bounded
@@ -41,7 +41,9 @@ class CreateCustomLossRequest(RequestModel):
 @router.post("/create_custom_loss", response_class=Response)
 @bounded(body=METADATA_BODY, is_counted=False)
 async def create_custom_loss(
-    caller: Trainer, services: Services, body: Annotated[CreateCustomLossRequest, json_body(CreateCustomLossRequest)]
+    caller: TrainCaller,
+    services: Services,
+    body: Annotated[CreateCustomLossRequest, json_body(CreateCustomLossRequest)],
 ) -> Response:
     """Check a traced loss and return the ``promise`` of its id. The same loss has the same id.
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from api.authentication import AnyKey, Sampler
+from api.authentication import AnyKey, SampleCaller
 from api.json_body import json_body
 from api.request_body import off_loop
 from api.route_bounds import Holding, bounded
@@ -71,7 +71,7 @@ class CancelRequest(RequestModel):
 @router.post("/cancel_future", status_code=204)
 @bounded(is_counted=False)
 async def cancel_future(
-    caller: Sampler, services: Services, body: Annotated[CancelRequest, json_body(CancelRequest)]
+    caller: SampleCaller, services: Services, body: Annotated[CancelRequest, json_body(CancelRequest)]
 ) -> None:
     """End a sample that its client has abandoned; one that has ended stays as it is.
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.acting import record_act
-from api.authentication import Trainer, TrainReader
+from api.authentication import TrainCaller, TrainReader
 from api.json_body import json_body
 from api.metadata import check_metadata
 from api.route_bounds import METADATA_BODY, bounded
@@ -93,7 +93,7 @@ class ModelInfo(BaseModel):
 @router.post("/create_model", response_class=Response)
 @bounded(body=METADATA_BODY, is_counted=False)
 async def create_model(
-    caller: Trainer, services: Services, body: Annotated[CreateModelRequest, json_body(CreateModelRequest)]
+    caller: TrainCaller, services: Services, body: Annotated[CreateModelRequest, json_body(CreateModelRequest)]
 ) -> Response:
     """Open a run with a fresh adapter. The run's id is ``{session_id}:train:{model_seq_id}``."""
     facts = services.base(body.base_model)
@@ -201,7 +201,7 @@ async def get_info(
 @router.post("/unload_model", response_class=Response)
 @bounded(is_counted=False)
 async def unload_model(
-    caller: Trainer, services: Services, body: Annotated[ModelRequest, json_body(ModelRequest)]
+    caller: TrainCaller, services: Services, body: Annotated[ModelRequest, json_body(ModelRequest)]
 ) -> Response:
     """Unload the run's adapter for good, after the requests that were accepted before. Raises ``NotFound``."""
     submission = TrainingSubmission(

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from api.acting import acting
-from api.authentication import Sampler, SampleReader
+from api.authentication import SampleCaller, SampleReader
 from api.json_body import PathId, json_body
 from api.route_bounds import PROMPT_BODY, bounded
 from api.sample_submission import accept_sample, tinker_submission
@@ -54,7 +54,7 @@ class SamplerInfo(BaseModel):
 @router.post("/create_sampling_session")
 @bounded(is_counted=False)
 async def create_sampling_session(
-    caller: Sampler,
+    caller: SampleCaller,
     services: Services,
     body: Annotated[CreateSamplingSessionRequest, json_body(CreateSamplingSessionRequest)],
 ) -> SamplingSessionCreated:
@@ -88,7 +88,7 @@ class SamplingSessionJoined(BaseModel):
 @router.post("/join_sampling_session")
 @bounded(is_counted=False)
 async def join_sampling_session(
-    caller: Sampler,
+    caller: SampleCaller,
     services: Services,
     body: Annotated[JoinSamplingSessionRequest, json_body(JoinSamplingSessionRequest)],
 ) -> SamplingSessionJoined:
@@ -135,7 +135,7 @@ async def describe_sampler(caller: SampleReader, services: Services, sampler_id:
 @router.post("/asample", response_class=Response)
 @bounded(body=PROMPT_BODY, is_counted=False)
 async def asample(
-    caller: Sampler,
+    caller: SampleCaller,
     services: Services,
     request: Request,
     body: Annotated[AsampleRequest, json_body(AsampleRequest, DATA)],

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from fastapi import APIRouter, Request, Response
 from pydantic import ConfigDict
 
-from api.authentication import Trainer
+from api.authentication import TrainCaller
 from api.openapi_document import reads
 from api.request_body import off_loop, request_body
 from api.route_bounds import ANY_SIZE, JSON_DATA_BODY, bounded
@@ -65,7 +65,7 @@ class OptimStepRequest(ModelKey):
 @router.post("/forward_backward", response_class=Response)
 @bounded(body=ANY_SIZE, is_counted=False)
 @reads(ForwardRequest)
-async def forward_backward(caller: Trainer, services: Services, request: Request) -> Response:
+async def forward_backward(caller: TrainCaller, services: Services, request: Request) -> Response:
     """Run a batch forward and backward and add to the adapter's gradients; only forward with ``forward_only``.
 
     The body is a protobuf message, or JSON from SDKs up to 0.24.
@@ -85,7 +85,7 @@ async def forward_backward(caller: Trainer, services: Services, request: Request
 @router.post("/forward", response_class=Response)
 @bounded(body=JSON_DATA_BODY, is_counted=False)
 @reads(ForwardRequest)
-async def forward(caller: Trainer, services: Services, request: Request) -> Response:
+async def forward(caller: TrainCaller, services: Services, request: Request) -> Response:
     """Run a batch forward, without gradients. The body is JSON, from SDKs up to 0.24."""
     return await _json_pass(request, services, caller, OperationKind.FORWARD)
 
@@ -93,7 +93,7 @@ async def forward(caller: Trainer, services: Services, request: Request) -> Resp
 @router.post("/optim_step", response_class=Response)
 @bounded(is_counted=False)
 @reads(OptimStepRequest)
-async def optim_step(caller: Trainer, services: Services, request: Request) -> Response:
+async def optim_step(caller: TrainCaller, services: Services, request: Request) -> Response:
     """Apply the accumulated gradients with the run's optimizer, and clear them."""
 
     def build(body: bytes, _facts: BaseModelFacts) -> Payload:

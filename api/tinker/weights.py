@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from api.access_tokens import Access, granted, readable
-from api.authentication import Trainer, TrainReader
+from api.authentication import TrainCaller, TrainReader
 from api.json_body import json_body
 from api.openapi_document import reads
 from api.request_body import off_loop, request_body
@@ -122,7 +122,7 @@ class WeightsInfo(BaseModel):
 @router.post("/save_weights", response_class=Response)
 @bounded(body=METADATA_BODY, is_counted=False)
 @reads(SaveWeightsRequest)
-async def save_weights(caller: Trainer, services: Services, request: Request) -> Response:
+async def save_weights(caller: TrainCaller, services: Services, request: Request) -> Response:
     """Save a training checkpoint: weights and optimiser state."""
 
     def build(body: bytes, _facts: BaseModelFacts) -> Payload:
@@ -142,7 +142,7 @@ async def save_weights(caller: Trainer, services: Services, request: Request) ->
 @router.post("/save_weights_for_sampler", response_class=Response)
 @bounded(body=METADATA_BODY, is_counted=False)
 @reads(SaveWeightsForSamplerRequest)
-async def save_weights_for_sampler(caller: Trainer, services: Services, request: Request) -> Response:
+async def save_weights_for_sampler(caller: TrainCaller, services: Services, request: Request) -> Response:
     """Publish the run's weights for sampling, under a name or straight into a sampling session."""
 
     def build(body: bytes, _facts: BaseModelFacts) -> Payload:
@@ -163,7 +163,7 @@ async def save_weights_for_sampler(caller: Trainer, services: Services, request:
 @router.post("/save_weights_external", response_class=Response)
 @bounded(body=METADATA_BODY, is_counted=False)
 @reads(SaveWeightsExternalRequest)
-async def save_weights_external(caller: Trainer, services: Services, request: Request) -> Response:
+async def save_weights_external(caller: TrainCaller, services: Services, request: Request) -> Response:
     """Save the weights as PEFT's files, for use elsewhere. With recipients, each file is encrypted to them by age."""
 
     def build(body: bytes, _facts: BaseModelFacts) -> Payload:
@@ -182,7 +182,7 @@ async def save_weights_external(caller: Trainer, services: Services, request: Re
 @router.post("/load_weights", response_class=Response)
 @bounded(body=METADATA_BODY, is_counted=False)
 @reads(LoadIntoModelRequest, CreateByLoadRequest)
-async def load_weights(caller: Trainer, services: Services, request: Request) -> Response:
+async def load_weights(caller: TrainCaller, services: Services, request: Request) -> Response:
     """Load a training checkpoint, into an existing model or (with a session and no model) into a new one."""
 
     try:

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
-from api.authentication import Reader, Trainer
+from api.authentication import Reader, TrainCaller
 from api.json_body import PathId, json_body
 from api.route_bounds import METADATA_BODY, bounded
 from api.services import Services
@@ -115,7 +115,7 @@ async def read_points(
 @router.post("/points")
 @bounded(body=METADATA_BODY)
 async def add_metrics(
-    caller: Trainer, services: Services, run_id: PathId, body: Annotated[MetricsBody, json_body(MetricsBody)]
+    caller: TrainCaller, services: Services, run_id: PathId, body: Annotated[MetricsBody, json_body(MetricsBody)]
 ) -> Recorded:
     """Record own metrics of the run, idempotent by step and name: a later value replaces an earlier one.
 

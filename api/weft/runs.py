@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.acting import record_act
-from api.authentication import Reader, Trainer
+from api.authentication import Reader, TrainCaller
 from api.json_body import PathId, json_body
 from api.services import ApiServices, Services
 from api.wire.request_model import NO_NUL, RequestModel
@@ -169,7 +169,7 @@ async def describe_runs(
 
 @router.put("/{run_id}/weight")
 async def weigh_own_run(
-    caller: Trainer, services: Services, run_id: PathId, body: Annotated[NewWeight, json_body(NewWeight)]
+    caller: TrainCaller, services: Services, run_id: PathId, body: Annotated[NewWeight, json_body(NewWeight)]
 ) -> RunWeight:
     """Give the run a weight among the tenant's runs: of two with work, one of weight 3 is served three times as much.
 

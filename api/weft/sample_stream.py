@@ -7,7 +7,7 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
-from api.authentication import Sampler
+from api.authentication import SampleCaller
 from api.followed_sample import FollowedSample, followed
 from api.json_body import json_body
 from api.request_body import off_loop
@@ -28,7 +28,7 @@ router = APIRouter(tags=["sampling"])
 @router.post("/stream_sample", response_class=StreamingResponse)
 @bounded(body=PROMPT_BODY, holding=Holding.STREAM, goes_on=True)
 async def stream_sample(
-    caller: Sampler,
+    caller: SampleCaller,
     services: Services,
     request: Request,
     body: Annotated[AsampleRequest, json_body(AsampleRequest, DATA)],

@@ -19,7 +19,7 @@ from engine.sampling.in_process.replica import TorchReplica
 from engine.sampling.replica import GenerateRequest, NewToken, SamplerReplica
 from engine.sampling.seats import Seats
 from engine.sampling.vllm.replica import VllmReplica
-from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.settings import VllmReplicaSettings
 
 _PROMPT = 8
 _ALONE_REPEATS = 3
@@ -57,7 +57,7 @@ def in_process_steps(name: str, model: Path, sequences: int, tokens: int) -> Bat
 
 def vllm_steps(name: str, model: Path, base_url: str, folder: Path, sequences: int, tokens: int) -> BatchSteps:
     """Return the steps of a running vLLM server that works on ``sequences`` at once. Call this in a fresh process."""
-    settings = VllmSettings(
+    settings = VllmReplicaSettings(
         name="bench",
         base_url=base_url,
         served_model=name,

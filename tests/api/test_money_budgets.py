@@ -11,7 +11,7 @@ from store.tables import Operation
 from tenants.budget_settings import BudgetName, set_budget
 from tenants.budgets import Period
 from tenants.price_additions import NewPrice, add_price
-from tenants.prices import Meter
+from tenants.prices import PricedQuantity
 from tenants.projects import create_project
 from tests.api.conftest import BASE, Service, Tenant
 from tests.api.test_rates import OLD_SDK, ask, finish_samples, poll, sampler, standing, train
@@ -20,7 +20,7 @@ from tests.api.test_rates import settings as settings
 PROJECT_HEADERS = {"X-Idempotency-Key": "one"}
 
 
-async def price(service: Service, meter: Meter, amount: str, tenant: Tenant | None = None) -> None:
+async def price(service: Service, meter: PricedQuantity, amount: str, tenant: Tenant | None = None) -> None:
     async with service.database.write() as transaction:
         new = NewPrice(meter, amount, "USD", tenant=None if tenant is None else tenant.id)
         await add_price(transaction, new, service.clock)
@@ -35,7 +35,7 @@ async def budget(service: Service, tenant: Tenant, amount: str | None, name: Bud
 @pytest.fixture
 async def priced(service: Service) -> None:
     """A dollar a token of prompts, and one of drawn ones."""
-    for meter in (Meter.PROMPT_TOKENS, Meter.SAMPLED_TOKENS):
+    for meter in (PricedQuantity.PROMPT_TOKENS, PricedQuantity.SAMPLED_TOKENS):
         await price(service, meter, "1000000")
 
 
@@ -109,7 +109,7 @@ async def test_a_dearer_price_of_a_tenants_own_spends_its_money_sooner_and_nobod
     assert await finish_samples(service) == 2
     assert not is_unpaid(await ask(cats, mine, 1))
     # Two tokens of its prompt and eight drawn ones, charged anew in the hour that runs.
-    await price(service, Meter.SAMPLED_TOKENS, "3000000", cats)
+    await price(service, PricedQuantity.SAMPLED_TOKENS, "3000000", cats)
     assert [(await standing(one))["money_budgets"][0]["spent"] for one in (cats, dogs)] == ["26", "10"]
     assert is_unpaid(await ask(cats, mine, 2))
     assert not is_unpaid(await ask(dogs, theirs, 1))

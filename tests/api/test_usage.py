@@ -13,7 +13,7 @@ from sqlalchemy import insert, update
 from ledger.pruning import prune
 from store.tables import ApiKey, Operation, StorageHour
 from tenants.price_additions import NewPrice, add_price
-from tenants.prices import Meter
+from tenants.prices import PricedQuantity
 from tenants.projects import create_project
 from tenants.rights import Role
 from tenants.sessions import NewSession, create_session
@@ -257,7 +257,7 @@ async def test_a_cursor_of_another_question_is_refused(cats, place: object) -> N
         assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
 
 
-async def priced(tenant, *, amounts: dict[Meter, str], currency: str = "USD") -> None:
+async def priced(tenant, *, amounts: dict[PricedQuantity, str], currency: str = "USD") -> None:
     async with tenant.service.database.write() as transaction:
         for meter, amount in amounts.items():
             await add_price(transaction, NewPrice(meter, amount, currency), tenant.service.clock)
@@ -266,7 +266,14 @@ async def priced(tenant, *, amounts: dict[Meter, str], currency: str = "USD") ->
 async def test_costs_are_the_same_in_the_sdks_form_and_in_wefts_and_null_without_a_price(cats, dogs) -> None:
     await work(cats)
     await work(dogs)
-    await priced(cats, amounts={Meter.TRAIN_TOKENS: "3.3", Meter.PROMPT_TOKENS: "0.1", Meter.STORAGE: "0.72"})
+    await priced(
+        cats,
+        amounts={
+            PricedQuantity.TRAIN_TOKENS: "3.3",
+            PricedQuantity.PROMPT_TOKENS: "0.1",
+            PricedQuantity.STORAGE: "0.72",
+        },
+    )
     events = (await cats.http.get("/billing/usage/events", params=window(cats))).json()
     by_type = {one["event_info"]["type"]: one for one in events["data"] if not one["event_info"].get("cached")}
     assert by_type["training"]["estimated_cost_usd"] == 0.000033
@@ -284,7 +291,7 @@ async def test_costs_are_the_same_in_the_sdks_form_and_in_wefts_and_null_without
 
 async def test_prices_in_another_currency_are_told_in_wefts_own_form_only(cats) -> None:
     await work(cats)
-    await priced(cats, amounts={Meter.TRAIN_TOKENS: "1"}, currency="EUR")
+    await priced(cats, amounts={PricedQuantity.TRAIN_TOKENS: "1"}, currency="EUR")
     events = (await cats.http.get("/billing/usage/events", params=window(cats))).json()
     assert all(one["estimated_cost_usd"] is None for one in events["data"])
     answer = await cats.http.get(f"{cats.service.url}/api/weft/v1/usage", params={"since": window(cats)["starting_on"]})
@@ -300,7 +307,7 @@ async def own_lines(tenant, **asked: str) -> list[dict[str, object]]:
 @pytest.mark.parametrize("form", ["focus", "cloudevents"])
 async def test_an_export_has_what_has_ended_and_nothing_of_another_tenant(cats, dogs, form: str) -> None:
     session, other = await work(cats), await work(dogs)
-    await priced(cats, amounts={Meter.TRAIN_TOKENS: "3"})
+    await priced(cats, amounts={PricedQuantity.TRAIN_TOKENS: "3"})
     route = f"{cats.service.url}/api/weft/v1/usage/export"
     query = {"since": window(cats)["starting_on"], "format": form}
     assert session not in (await cats.http.get(route, params=query)).text

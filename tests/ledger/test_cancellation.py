@@ -40,7 +40,7 @@ from tenants.budget_settings import BudgetName, budgets_of, set_budget
 from tenants.budgets import Period
 from tenants.keys import create_key
 from tenants.price_additions import NewPrice, add_price
-from tenants.prices import Meter as PricedMeter
+from tenants.prices import PricedQuantity
 from tenants.runs import NewRun
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
@@ -319,9 +319,9 @@ async def test_tokens_that_a_cancelled_sample_had_drawn_are_counted_once(two: Tw
 async def test_cached_tokens_of_a_cancelled_sample_cost_what_those_of_a_whole_one_do(two: Two) -> None:
     """Usage and the budget in money agree, before and after pruning, and so do those of a neighbour whose sample ended."""
     rates = {
-        PricedMeter.PROMPT_TOKENS: "1000000",
-        PricedMeter.CACHED_PROMPT_TOKENS: "10000",
-        PricedMeter.SAMPLED_TOKENS: "0",
+        PricedQuantity.PROMPT_TOKENS: "1000000",
+        PricedQuantity.CACHED_PROMPT_TOKENS: "10000",
+        PricedQuantity.SAMPLED_TOKENS: "0",
     }
     now = utc_now()
     async with two.database.write() as transaction:

@@ -21,7 +21,7 @@ from tenants.budget_settings import BudgetName, BudgetStanding, alerts_of, budge
 from tenants.budgets import Period
 from tenants.limits import set_tenant
 from tenants.price_additions import NewPrice, add_price
-from tenants.prices import Meter
+from tenants.prices import PricedQuantity
 from tenants.projects import create_project
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
@@ -34,7 +34,11 @@ PROMPT, CACHED, DRAWN = 4, 3, 10
 DOLLARS = BudgetName(Period.TOTAL, currency="USD")
 DRAWN_TOKENS = SampledSequence("stop", np.zeros(DRAWN, np.int32), np.zeros(DRAWN, np.float32))
 DONE = SampleOutput([DRAWN_TOKENS], prompt_cache_hit_tokens=CACHED)
-RATES = {Meter.PROMPT_TOKENS: "700000", Meter.CACHED_PROMPT_TOKENS: "70000", Meter.SAMPLED_TOKENS: "1300000"}
+RATES = {
+    PricedQuantity.PROMPT_TOKENS: "700000",
+    PricedQuantity.CACHED_PROMPT_TOKENS: "70000",
+    PricedQuantity.SAMPLED_TOKENS: "1300000",
+}
 COST = Decimal("0.7") + 3 * Decimal("0.07") + 10 * Decimal("1.3")
 """Cost of a sample."""
 
@@ -44,7 +48,7 @@ def asked(owner: TenantId, seq_id: int) -> NewOperation:
     return replace(sample(owner, seq_id, max_tokens=16), tokens=PROMPT)
 
 
-async def add_prices(one: Process, rates: dict[Meter, str], **more: object) -> None:
+async def add_prices(one: Process, rates: dict[PricedQuantity, str], **more: object) -> None:
     async with one.database.write() as transaction:
         for meter, amount in rates.items():
             await add_price(transaction, NewPrice(meter, amount, "USD", **more), utc_now)  # type: ignore[arg-type]
@@ -154,8 +158,8 @@ async def test_a_price_that_is_added_while_work_ends_leaves_the_budget_equal_to_
     ready = await accepted(processes, cats, 30)
 
     async def dearer() -> None:
-        await add_prices(processes[0], {Meter.SAMPLED_TOKENS: "7700000.0000000001"}, tenant=cats)
-        await add_prices(processes[1], {Meter.PROMPT_TOKENS: "900000"}, base_model=BASE)
+        await add_prices(processes[0], {PricedQuantity.SAMPLED_TOKENS: "7700000.0000000001"}, tenant=cats)
+        await add_prices(processes[1], {PricedQuantity.PROMPT_TOKENS: "900000"}, base_model=BASE)
 
     await asyncio.gather(
         *(complete(processes[place % PROCESSES], [op]) for place, op in enumerate(ready[:15])),

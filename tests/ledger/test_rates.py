@@ -23,10 +23,9 @@ from store.tables import Operation, Rate
 from tenants.budget_settings import BudgetName, alerts_of, budgets_of, set_budget
 from tenants.budgets import Period
 from tenants.limits import Counted, hold_count, limits_of, set_tenant
-from tenants.prices import Meter
+from tenants.prices import PricedQuantity
 from tenants.rate_holds import holds_of
-from tenants.rates import Meter as RateMeter
-from tenants.rates import charge
+from tenants.rates import Meter, charge
 from tenants.spending import Spender, Spending, spend
 from tenants.tenant_names import create_tenant
 from tests.ledger.api_processes import BASE, DEFAULTS, PROCESSES, Process, ready_run, sample, step, tenant
@@ -59,7 +58,7 @@ def batch(owner: TenantId, run: RunId, seq_id: int) -> NewOperation:
 
 def used(owner: TenantId, tokens: int) -> Spending:
     """Use of that many trained tokens."""
-    return Spending(Spender(owner, None), BASE, utc_now(), {Meter.TRAIN_TOKENS: tokens})
+    return Spending(Spender(owner, None), BASE, utc_now(), {PricedQuantity.TRAIN_TOKENS: tokens})
 
 
 async def send_thrice(processes: Sequence[Process], operations: Sequence[NewOperation]) -> None:
@@ -365,7 +364,7 @@ async def test_a_request_that_waits_for_its_count_holds_no_rate(limited: list[Pr
     run, theirs = await ready_run(limited[0], cats), await ready_run(limited[0], dogs)
     async with limited[0].database.read() as session:
         limits = await limits_of(session, cats, DEFAULTS)
-    pace = limits.pace(RateMeter.TRAIN)
+    pace = limits.pace(Meter.TRAIN)
     assert pace is not None
     async with asyncio.timeout(60), limited[0].database.write() as transaction:
         await hold_count(transaction, Counted.TRAINING, [cats])
@@ -375,5 +374,5 @@ async def test_a_request_that_waits_for_its_count_holds_no_rate(limited: list[Pr
             async with limited[2].database.read() as session:
                 is_waiting = await session.scalar(WAITING_FOR_A_COUNT) or 0
         await limited[2].training.accept(batch(dogs, theirs, 1), DEFAULTS)
-        await charge(transaction, cats, RateMeter.TRAIN, pace, cost=1, now=utc_now())
+        await charge(transaction, cats, Meter.TRAIN, pace, cost=1, now=utc_now())
     assert await waiting

@@ -11,7 +11,7 @@ from store.database import Database, create_engine
 from store.tables import UsageDay, UsageHour
 from tenants.budget_settings import BudgetName, budgets_of, set_budget
 from tenants.budgets import Period, SpentBudget
-from tenants.prices import Meter
+from tenants.prices import PricedQuantity
 from tenants.project_limits import spent_and_limits
 from tenants.spending import Spender, Spending, spend
 from tenants.tenant_names import create_tenant
@@ -52,7 +52,7 @@ async def used(database: Database, tenant: TenantId, times: int) -> None:
 
 def drawn(tenant: TenantId, tokens: int) -> Spending:
     """Return what a sample of so many tokens used."""
-    return Spending(Spender(tenant, None), "b", NOW, {Meter.SAMPLED_TOKENS: tokens})
+    return Spending(Spender(tenant, None), "b", NOW, {PricedQuantity.SAMPLED_TOKENS: tokens})
 
 
 async def spent_periods(session: AsyncSession, tenant: TenantId, now: datetime) -> set[Period | str]:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from decimal import Decimal, localcontext
 
 from store.clock import utc_now
-from tenants.prices import Meter
+from tenants.prices import PricedQuantity
 from tenants.projects import assign_project, create_project
 from tenants.usage_documents import Document, header
 from tests.tenants.test_prices import exported, price, rows_of
@@ -92,12 +92,12 @@ async def rows(books: Books) -> list[Row]:
     """Return the rows of both tenants. Cats has a project, prices of its own, and none for what it drew. Dogs pays the list's."""
     cats, _ = books.tenants
     for meter, amount, tenant in (
-        (Meter.TRAIN_TOKENS, "3", None),
-        (Meter.STORAGE, "0.31", None),
-        (Meter.TRAIN_TOKENS, "1.2345678901", cats),
+        (PricedQuantity.TRAIN_TOKENS, "3", None),
+        (PricedQuantity.STORAGE, "0.31", None),
+        (PricedQuantity.TRAIN_TOKENS, "1.2345678901", cats),
     ):
         await price(books, meter, amount, tenant=tenant)
-    await price(books, Meter.TRAIN_TOKENS, "7", since=NOON + HOUR, now=NOON, tenant=cats)
+    await price(books, PricedQuantity.TRAIN_TOKENS, "7", since=NOON + HOUR, now=NOON, tenant=cats)
     async with books.database.write() as transaction:
         project = await create_project(transaction, cats, "paper", utc_now)
         await assign_project(transaction, cats, books.sessions[0], project.id)

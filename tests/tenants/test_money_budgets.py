@@ -15,7 +15,7 @@ from tenants.budget_settings import Alert, BudgetName, BudgetStanding, alerts_of
 from tenants.budgets import Period
 from tenants.keys import create_key, find_key, forget_ended_keys, rotate_key
 from tenants.price_additions import NewPrice, add_price
-from tenants.prices import Meter, tariff
+from tenants.prices import PricedQuantity, tariff
 from tenants.projects import create_project
 from tenants.reach import Reach
 from tenants.spending import Spender, Spending, spend
@@ -30,7 +30,13 @@ DAY = BudgetName(Period.DAY, currency="USD")
 
 
 async def price(
-    books: Books, meter: Meter, amount: str, *, base: str | None = None, who: int | None = None, at: datetime = NOON
+    books: Books,
+    meter: PricedQuantity,
+    amount: str,
+    *,
+    base: str | None = None,
+    who: int | None = None,
+    at: datetime = NOON,
 ) -> None:
     """Add a price from the hour of ``at`` on, in that hour."""
     async with books.database.write() as transaction:
@@ -51,7 +57,7 @@ async def used(
     hour = at.replace(minute=0, second=0, microsecond=0)
     spender = Spender(books.tenants[who], key, books.sessions[who])
     async with books.database.write() as transaction:
-        await spend(transaction, [Spending(spender, base, hour, {Meter.TRAIN_TOKENS: tokens})], at)
+        await spend(transaction, [Spending(spender, base, hour, {PricedQuantity.TRAIN_TOKENS: tokens})], at)
 
 
 async def stands(books: Books, who: int, *, at: datetime = NOON) -> list[BudgetStanding]:
@@ -84,10 +90,10 @@ async def cost(books: Books, who: int) -> Decimal | None:
 
 
 async def test_a_budget_is_charged_what_usage_costs_across_a_price_that_begins_at_noon(books: Books) -> None:
-    await price(books, Meter.TRAIN_TOKENS, "3.0000000001", at=NOON - HOUR)
+    await price(books, PricedQuantity.TRAIN_TOKENS, "3.0000000001", at=NOON - HOUR)
     await budget(books, 0, "1000", at=NOON - HOUR)
     await used(books, 0, 333, at=NOON - HOUR)
-    await price(books, Meter.TRAIN_TOKENS, "7.3", at=NOON)
+    await price(books, PricedQuantity.TRAIN_TOKENS, "7.3", at=NOON)
     for at in (NOON, NOON + timedelta(minutes=59)):
         await used(books, 0, 1, at=at)
     expected = 333 * Decimal("0.0000030000000001") + 2 * Decimal("0.0000073")
@@ -102,19 +108,19 @@ async def test_a_budget_is_charged_what_usage_costs_across_a_price_that_begins_a
 
 
 async def test_a_price_of_the_running_hour_charges_what_was_used_in_it_anew(books: Books) -> None:
-    await price(books, Meter.TRAIN_TOKENS, "2", at=NOON - HOUR)
+    await price(books, PricedQuantity.TRAIN_TOKENS, "2", at=NOON - HOUR)
     for who in (0, 1):
         await budget(books, who, "0.00005", at=NOON - HOUR)
         await used(books, who, 10, at=NOON - HOUR)
         await used(books, who, 5, at=NOON)
     assert await spent(books, 0) == Decimal("0.00003")
     assert await alerts(books, 0) == []
-    await price(books, Meter.TRAIN_TOKENS, "4", who=0, at=NOON + timedelta(minutes=30))
+    await price(books, PricedQuantity.TRAIN_TOKENS, "4", who=0, at=NOON + timedelta(minutes=30))
     assert await spent(books, 0) == Decimal("0.00004") == await cost(books, 0)
     assert [one.percent for one in await alerts(books, 0)] == [80]
     assert await spent(books, 1) == Decimal("0.00003") == await cost(books, 1)
     # A price of everybody changes nothing for a tenant with one of its own.
-    await price(books, Meter.TRAIN_TOKENS, "1", base="tiny", at=NOON + timedelta(minutes=40))
+    await price(books, PricedQuantity.TRAIN_TOKENS, "1", base="tiny", at=NOON + timedelta(minutes=40))
     assert await spent(books, 0) == Decimal("0.00004") == await cost(books, 0)
     assert await spent(books, 1) == Decimal("0.000025") == await cost(books, 1)
 
@@ -125,7 +131,7 @@ async def test_a_price_for_very_many_budgets_takes_few_statements(
     """All work that ends meanwhile waits for them: 5,000 tenants, asked one by one, stood still for over half a minute."""
     many, at_once = 60, 25
     monkeypatch.setattr(price_additions, "_TENANTS_AT_ONCE", at_once)
-    await price(books, Meter.TRAIN_TOKENS, "2", at=NOON - HOUR)
+    await price(books, PricedQuantity.TRAIN_TOKENS, "2", at=NOON - HOUR)
     async with books.database.write() as transaction:
         for number in range(many):
             books.tenants.append(await create_tenant(transaction, name=f"more-{number}", clock=lambda: NOON))
@@ -134,11 +140,11 @@ async def test_a_price_for_very_many_budgets_takes_few_statements(
     for who in everybody:
         await budget(books, who, "1", at=NOON - HOUR)
         await used(books, who, who + 1, at=NOON)
-    await price(books, Meter.TRAIN_TOKENS, "7", who=0)
+    await price(books, PricedQuantity.TRAIN_TOKENS, "7", who=0)
     statements: list[str] = []
     engine = books.database.engine.sync_engine
     event.listen(engine, "before_cursor_execute", lambda *told: statements.append(told[2]))
-    await price(books, Meter.TRAIN_TOKENS, "4")
+    await price(books, PricedQuantity.TRAIN_TOKENS, "4")
     assert len(statements) < many
     for who in everybody:
         expected = Decimal((who + 1) * (7 if who == 0 else 4)).scaleb(-6)
@@ -146,7 +152,7 @@ async def test_a_price_for_very_many_budgets_takes_few_statements(
 
 
 async def test_tokens_without_a_price_are_told_and_count_once_there_is_one(books: Books) -> None:
-    await price(books, Meter.TRAIN_TOKENS, "2", base="tiny")
+    await price(books, PricedQuantity.TRAIN_TOKENS, "2", base="tiny")
     await budget(books, 0, "10")
     await used(books, 0, 10)
     await used(books, 0, 1000, base="huge")
@@ -154,14 +160,14 @@ async def test_tokens_without_a_price_are_told_and_count_once_there_is_one(books
     await budget(books, 0, None)
     await budget(books, 0, "10")
     assert [(one.spent, one.unpriced) for one in await stands(books, 0)] == [(Decimal("0.00002"), 1000)]
-    await price(books, Meter.TRAIN_TOKENS, "5", base="huge", at=NOON + timedelta(minutes=1))
+    await price(books, PricedQuantity.TRAIN_TOKENS, "5", base="huge", at=NOON + timedelta(minutes=1))
     assert [(one.spent, one.unpriced) for one in await stands(books, 0)] == [(Decimal("0.00502"), 0)]
     assert await cost(books, 0) == Decimal("0.00502")
 
 
 async def test_a_period_that_ends_begins_with_nothing_spent(books: Books) -> None:
     tomorrow = NOON + timedelta(hours=12)
-    await price(books, Meter.TRAIN_TOKENS, "1000000")
+    await price(books, PricedQuantity.TRAIN_TOKENS, "1000000")
     for period in Period:
         await budget(books, 0, "10", BudgetName(period, currency="USD"))
     await budget(books, 1, "10")
@@ -183,7 +189,7 @@ async def test_a_period_that_ends_begins_with_nothing_spent(books: Books) -> Non
 
 async def test_a_key_of_some_projects_is_told_their_alerts_whatever_others_crossed_since(books: Books) -> None:
     """Tell as many as are asked for, those of the tenant itself too, and none of another tenant."""
-    await price(books, Meter.TRAIN_TOKENS, "1000000", at=NOON - HOUR)
+    await price(books, PricedQuantity.TRAIN_TOKENS, "1000000", at=NOON - HOUR)
     mine = []
     for who, tenant in enumerate(books.tenants):
         async with books.database.write() as transaction:
@@ -208,7 +214,7 @@ async def test_a_key_of_some_projects_is_told_their_alerts_whatever_others_cross
 async def test_another_amount_tells_of_no_mark_that_an_earlier_period_crossed(books: Books) -> None:
     """Sums of the running period tell, and to the tenant whose budget it is."""
     tomorrow = NOON + timedelta(hours=13)
-    await price(books, Meter.TRAIN_TOKENS, "1000000")
+    await price(books, PricedQuantity.TRAIN_TOKENS, "1000000")
     for who in (0, 1):
         await budget(books, who, "10")
     await used(books, 0, 10)
@@ -238,7 +244,7 @@ async def test_a_new_budget_of_a_key_counts_what_was_used_by_the_one_whose_place
 
 
 async def test_budgets_in_tokens_and_in_money_stand_side_by_side(books: Books) -> None:
-    await price(books, Meter.TRAIN_TOKENS, "3")
+    await price(books, PricedQuantity.TRAIN_TOKENS, "3")
     await budget(books, 0, "5", DAY)
     await budget(books, 0, "100", BudgetName(Period.DAY))
     await used(books, 0, 7)
@@ -248,7 +254,7 @@ async def test_budgets_in_tokens_and_in_money_stand_side_by_side(books: Books) -
 
 @pytest.mark.parametrize("amount", ["1e999999", "0", "-1", "0.0000001", "9007199254.740993", "NaN", "Infinity"])
 async def test_an_amount_that_is_no_money_is_refused(books: Books, amount: str) -> None:
-    await price(books, Meter.TRAIN_TOKENS, "3")
+    await price(books, PricedQuantity.TRAIN_TOKENS, "3")
     with pytest.raises(InvalidRequest, match="a budget in money is above 0"):
         await budget(books, 0, amount)
     assert await stands(books, 0) == []
@@ -257,21 +263,21 @@ async def test_an_amount_that_is_no_money_is_refused(books: Books, amount: str) 
 async def test_a_budget_without_prices_or_in_another_currency_than_theirs_is_refused(books: Books) -> None:
     with pytest.raises(InvalidRequest, match="there are no prices yet"):
         await budget(books, 0, "5")
-    await price(books, Meter.TRAIN_TOKENS, "3", who=1)
+    await price(books, PricedQuantity.TRAIN_TOKENS, "3", who=1)
     with pytest.raises(InvalidRequest, match="all prices are in USD"):
         await budget(books, 0, "5", BudgetName(Period.DAY, currency="EUR"))
 
 
 async def test_a_tenants_own_price_goes_before_all_others_and_is_its_alone(books: Books) -> None:
-    await price(books, Meter.TRAIN_TOKENS, "3")
-    await price(books, Meter.TRAIN_TOKENS, "5", base="tiny")
-    await price(books, Meter.TRAIN_TOKENS, "1", who=0)
+    await price(books, PricedQuantity.TRAIN_TOKENS, "3")
+    await price(books, PricedQuantity.TRAIN_TOKENS, "5", base="tiny")
+    await price(books, PricedQuantity.TRAIN_TOKENS, "1", who=0)
     for who in (0, 1):
         await books.ended(who, NOON)
     assert [await cost(books, who) for who in (0, 1)] == [Decimal("0.00001"), Decimal("0.00005")]
     with pytest.raises(InvalidRequest, match="has a price"):
-        await price(books, Meter.TRAIN_TOKENS, "2", who=0)
-    await price(books, Meter.TRAIN_TOKENS, "0.5", who=0, base="tiny", at=NOON + HOUR)
+        await price(books, PricedQuantity.TRAIN_TOKENS, "2", who=0)
+    await price(books, PricedQuantity.TRAIN_TOKENS, "0.5", who=0, base="tiny", at=NOON + HOUR)
     await books.ended(0, NOON + HOUR)
     assert await cost(books, 0) == Decimal("0.000015")
     window = {"since": NOON, "before": NOON + 2 * HOUR}
@@ -287,15 +293,15 @@ async def test_a_tenants_own_price_goes_before_all_others_and_is_its_alone(books
 
 
 async def test_an_own_prompt_price_is_also_that_of_cached_tokens_though_the_service_has_one(books: Books) -> None:
-    await price(books, Meter.CACHED_PROMPT_TOKENS, "9")
-    await price(books, Meter.SAMPLED_TOKENS, "0")
-    await price(books, Meter.PROMPT_TOKENS, "1", who=0)
+    await price(books, PricedQuantity.CACHED_PROMPT_TOKENS, "9")
+    await price(books, PricedQuantity.SAMPLED_TOKENS, "0")
+    await price(books, PricedQuantity.PROMPT_TOKENS, "1", who=0)
     await books.sampled(0, NOON)
     assert await cost(books, 0) == Decimal("0.000006")
 
 
 async def test_a_projects_budget_keeps_what_was_spent_when_the_session_moves_away(books: Books) -> None:
-    await price(books, Meter.TRAIN_TOKENS, "1000000")
+    await price(books, PricedQuantity.TRAIN_TOKENS, "1000000")
     tenant = books.tenants[0]
     async with books.database.write() as transaction:
         made = await create_project(transaction, tenant, "paper", lambda: NOON)

@@ -14,11 +14,10 @@ from store.tables import Budget, DirectedRun, Price, Rate, RateLineRow, Run, Wei
 from tenants.budget_settings import BudgetName, alerts_of, budgets_of, set_budget
 from tenants.budgets import Period, first_spent
 from tenants.price_additions import NewPrice, add_price
-from tenants.prices import Meter, tariff, tariffs
+from tenants.prices import PricedQuantity, tariff, tariffs
 from tenants.project_limits import spent_and_limits
 from tenants.rate_lines import line_states_of_tenant
-from tenants.rates import Meter as RateMeter
-from tenants.rates import Pace, charge, rate_states
+from tenants.rates import Meter, Pace, charge, rate_states
 from tenants.run_directives import RunDirective, direct_run, directives_for, standing_directive
 from tenants.runs import NewRun
 from tenants.spending import Spender, Spending, spend
@@ -48,7 +47,7 @@ async def runs(books: Books) -> AsyncIterator[list[RunId]]:
 async def train(books: Books, tokens: int) -> None:
     """End a pass of both tenants, in one transaction, as a trainer does."""
     used = [
-        Spending(Spender(tenant, None, session), "tiny", NOON, {Meter.TRAIN_TOKENS: tokens})
+        Spending(Spender(tenant, None, session), "tiny", NOON, {PricedQuantity.TRAIN_TOKENS: tokens})
         for tenant, session in zip(books.tenants, books.sessions, strict=True)
     ]
     async with books.database.write() as transaction:
@@ -117,13 +116,13 @@ async def test_a_job_of_a_newer_version_is_left_to_its_workers_and_the_other_ten
 async def test_a_price_of_a_newer_versions_meter_costs_nothing_here_and_others_cost_as_before(books: Books) -> None:
     cats, dogs = books.tenants
     async with books.database.write() as transaction:
-        await add_price(transaction, NewPrice(Meter.TRAIN_TOKENS, "2", "USD"), lambda: NOON)
+        await add_price(transaction, NewPrice(PricedQuantity.TRAIN_TOKENS, "2", "USD"), lambda: NOON)
         other = {"base_model": "", "meter": "audio_seconds", "amount": Decimal(7), "currency": "USD"}
         await transaction.execute(insert(Price).values(**other, valid_from=NOON, created_at=NOON))
     async with books.database.read() as session:
         found = [await tariff(session, cats), *(await tariffs(session, [cats, dogs], ["tiny"])).values()]
-    assert [[line.meter for line in one.lines] for one in found] == [[Meter.TRAIN_TOKENS]] * 3
-    assert {one.cost(Meter.TRAIN_TOKENS, 10**6, "tiny", NOON) for one in found} == {Decimal(2)}
+    assert [[line.meter for line in one.lines] for one in found] == [[PricedQuantity.TRAIN_TOKENS]] * 3
+    assert {one.cost(PricedQuantity.TRAIN_TOKENS, 10**6, "tiny", NOON) for one in found} == {Decimal(2)}
 
 
 async def test_a_rate_of_a_newer_versions_meter_is_left_out_and_others_stand(books: Books) -> None:
@@ -131,11 +130,11 @@ async def test_a_rate_of_a_newer_versions_meter_is_left_out_and_others_stand(boo
     row = {"tat": 0.0, "per_second": 1.0, "burst": 1, "charged": 0, "returned": 0}
     async with books.database.write() as transaction:
         for tenant in books.tenants:
-            await charge(transaction, tenant, RateMeter.TRAIN, Pace(1.0, 10), cost=5, now=NOON)
+            await charge(transaction, tenant, Meter.TRAIN, Pace(1.0, 10), cost=5, now=NOON)
         await transaction.execute(insert(Rate).values(tenant_id=cats, meter="images", **row))
         lines = [("key", "images"), ("team", "train"), ("key", "train")]
         new = [{"tenant_id": cats, "scope": scope, "scope_id": "1", "meter": meter, **row} for scope, meter in lines]
         await transaction.execute(insert(RateLineRow), new)
     async with books.database.read() as session:
-        assert {*await rate_states(session, [cats, dogs])} == {(cats, RateMeter.TRAIN), (dogs, RateMeter.TRAIN)}
+        assert {*await rate_states(session, [cats, dogs])} == {(cats, Meter.TRAIN), (dogs, Meter.TRAIN)}
         assert [(one.scope, one.meter) for one in await line_states_of_tenant(session, cats)] == [("key", "train")]

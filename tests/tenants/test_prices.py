@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from contracts.errors import InvalidRequest
 from store.tables.prices import Amount, Price
 from tenants.price_additions import NewPrice, add_price
-from tenants.prices import Meter, PriceLine, Tariff, tariff, told
+from tenants.prices import PricedQuantity, PriceLine, Tariff, cost_text, tariff
 from tenants.usage_costs import PricedLine, priced, priced_page, priced_pages
 from tenants.usage_documents import Document, header, lines
 from tenants.usage_exports import UsageRecord, final_before, usage_records
@@ -26,15 +26,15 @@ MIDNIGHT = NOON.replace(hour=0)
 WINDOW = {"since": NOON - timedelta(days=1), "before": NOON + timedelta(days=1)}
 """Window of the books' lines."""
 RATES = {
-    Meter.TRAIN_TOKENS: "3",
-    Meter.PROMPT_TOKENS: "0.6",
-    Meter.CACHED_PROMPT_TOKENS: "0.06",
-    Meter.SAMPLED_TOKENS: "1.5",
+    PricedQuantity.TRAIN_TOKENS: "3",
+    PricedQuantity.PROMPT_TOKENS: "0.6",
+    PricedQuantity.CACHED_PROMPT_TOKENS: "0.06",
+    PricedQuantity.SAMPLED_TOKENS: "1.5",
 }
 
 
 async def price(
-    books: Books, meter: Meter, amount: str, *, since=MIDNIGHT, base: str | None = None, now=MIDNIGHT, **more
+    books: Books, meter: PricedQuantity, amount: str, *, since=MIDNIGHT, base: str | None = None, now=MIDNIGHT, **more
 ) -> None:
     async with books.database.write() as transaction:
         new = NewPrice(meter, amount, more.get("currency", "USD"), base, since, more.get("tenant"))
@@ -52,7 +52,7 @@ async def costs(books: Books, who: int, *by: Dimension, width=BucketWidth.DAY) -
 async def test_a_price_that_begins_at_noon_splits_the_day_exactly(books: Books) -> None:
     for meter, amount in RATES.items():
         await price(books, meter, amount)
-    await price(books, Meter.TRAIN_TOKENS, "30", since=NOON)
+    await price(books, PricedQuantity.TRAIN_TOKENS, "30", since=NOON)
     for at in (NOON - HOUR, NOON - timedelta(microseconds=1), NOON, NOON + HOUR):
         await books.ended(0, at)
     await books.sampled(0, NOON)
@@ -74,9 +74,9 @@ async def test_a_price_that_begins_at_noon_splits_the_day_exactly(books: Books) 
 async def test_a_window_within_a_day_has_its_hours_alone_whatever_has_a_price(books: Books, is_priced: bool) -> None:
     """Bounds on and between hours, of the day's line and of its pages: the same usage, and what it cost."""
     if is_priced:
-        await price(books, Meter.TRAIN_TOKENS, "1")
-        await price(books, Meter.TRAIN_TOKENS, "2", since=NOON)
-        await price(books, Meter.TRAIN_TOKENS, "5", since=NOON + 3 * HOUR)
+        await price(books, PricedQuantity.TRAIN_TOKENS, "1")
+        await price(books, PricedQuantity.TRAIN_TOKENS, "2", since=NOON)
+        await price(books, PricedQuantity.TRAIN_TOKENS, "5", since=NOON + 3 * HOUR)
     for hours in range(-6, 7):
         await books.ended(0, NOON + hours * HOUR, tokens=2 ** (hours + 6))
         await books.ended(1, NOON + hours * HOUR, tokens=1000)
@@ -101,19 +101,19 @@ async def test_usage_without_a_price_has_no_cost_and_a_bases_own_price_wins(book
     await books.ended(0, NOON)
     await books.sampled(0, NOON)
     assert [one.cost for one in await costs(books, 0)] == [None]
-    await price(books, Meter.TRAIN_TOKENS, "1")
+    await price(books, PricedQuantity.TRAIN_TOKENS, "1")
     assert [one.cost for one in await costs(books, 0)] == [None]
     by_kind = {one.line.kind: one.cost for one in await costs(books, 0, Dimension.KIND)}
     assert by_kind == {"forward_backward": Decimal("0.00001"), "sample": None}
-    await price(books, Meter.TRAIN_TOKENS, "2", base="tiny")
-    await price(books, Meter.TRAIN_TOKENS, "9", base="other")
+    await price(books, PricedQuantity.TRAIN_TOKENS, "2", base="tiny")
+    await price(books, PricedQuantity.TRAIN_TOKENS, "9", base="other")
     by_kind = {one.line.kind: one.cost for one in await costs(books, 0, Dimension.KIND)}
     assert by_kind["forward_backward"] == Decimal("0.00002")
 
 
 async def test_a_cached_token_costs_a_prompts_price_unless_it_has_its_own(books: Books) -> None:
-    await price(books, Meter.PROMPT_TOKENS, "1")
-    await price(books, Meter.SAMPLED_TOKENS, "0")
+    await price(books, PricedQuantity.PROMPT_TOKENS, "1")
+    await price(books, PricedQuantity.SAMPLED_TOKENS, "0")
     await books.sampled(0, NOON)
     assert [one.cost for one in await costs(books, 0)] == [Decimal("0.000006")]
 
@@ -130,13 +130,13 @@ async def test_a_cached_token_costs_a_prompts_price_unless_it_has_its_own(books:
         ({"amount": "a"}, "decimal number"),
         ({"currency": "EUR"}, "one currency"),
         ({"currency": "usd"}, "capital letters"),
-        ({"meter": Meter.STORAGE, "base": "tiny"}, "storage"),
+        ({"meter": PricedQuantity.STORAGE, "base": "tiny"}, "storage"),
         ({}, "has a price"),
     ],
 )
 async def test_a_price_that_would_change_the_past_or_is_none_is_refused(books: Books, change, told_as: str) -> None:
-    await price(books, Meter.TRAIN_TOKENS, "1")
-    wanted = {"meter": Meter.TRAIN_TOKENS, "amount": "2"} | change
+    await price(books, PricedQuantity.TRAIN_TOKENS, "1")
+    wanted = {"meter": PricedQuantity.TRAIN_TOKENS, "amount": "2"} | change
     with pytest.raises(InvalidRequest, match=told_as):
         await price(books, wanted.pop("meter"), wanted.pop("amount"), **wanted)
 
@@ -144,8 +144,8 @@ async def test_a_price_that_would_change_the_past_or_is_none_is_refused(books: B
 async def test_prices_that_are_added_at_once_have_one_currency_and_each_hour_one_price(books: Books) -> None:
     """Find the first one when the second is added, of the service and of a tenant alike, and say so in its refusal."""
     for tenant in (None, books.tenants[0]):
-        same = [price(books, Meter.TRAIN_TOKENS, amount, tenant=tenant) for amount in "12"]
-        other = price(books, Meter.PROMPT_TOKENS, "1", currency="EUR", tenant=books.tenants[1])
+        same = [price(books, PricedQuantity.TRAIN_TOKENS, amount, tenant=tenant) for amount in "12"]
+        other = price(books, PricedQuantity.PROMPT_TOKENS, "1", currency="EUR", tenant=books.tenants[1])
         outcomes = await asyncio.gather(*same, other, return_exceptions=True)
         assert {type(one) for one in outcomes} == {type(None), InvalidRequest}, outcomes
     async with books.database.read() as session:
@@ -158,12 +158,12 @@ async def test_prices_that_are_added_at_once_have_one_currency_and_each_hour_one
     counts=st.lists(st.integers(0, 10**15), min_size=1, max_size=20),
 )
 def test_costs_of_parts_add_up_to_the_cost_of_the_whole_to_the_last_digit(amount: Decimal, counts: list[int]) -> None:
-    prices = Tariff([PriceLine(None, Meter.TRAIN_TOKENS, amount, "USD", MIDNIGHT)])
-    parts = [prices.cost(Meter.TRAIN_TOKENS, count, "tiny", NOON) for count in counts]
-    whole = prices.cost(Meter.TRAIN_TOKENS, sum(counts), "tiny", NOON)
+    prices = Tariff([PriceLine(None, PricedQuantity.TRAIN_TOKENS, amount, "USD", MIDNIGHT)])
+    parts = [prices.cost(PricedQuantity.TRAIN_TOKENS, count, "tiny", NOON) for count in counts]
+    whole = prices.cost(PricedQuantity.TRAIN_TOKENS, sum(counts), "tiny", NOON)
     assert whole is not None
     with localcontext(prec=100):
-        assert sum(Decimal(told(part) or 0) for part in parts) == Decimal(told(whole) or 0)
+        assert sum(Decimal(cost_text(part) or 0) for part in parts) == Decimal(cost_text(whole) or 0)
 
 
 def test_money_is_never_a_float() -> None:
@@ -174,7 +174,7 @@ def test_money_is_never_a_float() -> None:
 
 
 async def test_an_export_of_hours_that_have_ended_is_the_same_each_time(books: Books) -> None:
-    await price(books, Meter.TRAIN_TOKENS, "1")
+    await price(books, PricedQuantity.TRAIN_TOKENS, "1")
     await books.ended(0, NOON)
     await books.sampled(0, NOON)
     await books.ended(0, NOON + HOUR)
@@ -183,13 +183,13 @@ async def test_an_export_of_hours_that_have_ended_is_the_same_each_time(books: B
     await books.metered(later)
     first = await exported(books, 0, later)
     assert {(one.meter, one.quantity) for one in first} == {
-        (Meter.TRAIN_TOKENS, 10),
-        (Meter.PROMPT_TOKENS, 2),
-        (Meter.CACHED_PROMPT_TOKENS, 4),
-        (Meter.SAMPLED_TOKENS, 5),
+        (PricedQuantity.TRAIN_TOKENS, 10),
+        (PricedQuantity.PROMPT_TOKENS, 2),
+        (PricedQuantity.CACHED_PROMPT_TOKENS, 4),
+        (PricedQuantity.SAMPLED_TOKENS, 5),
     }
     assert len({one.id for one in first}) == 4
-    await price(books, Meter.TRAIN_TOKENS, "7", since=NOON + HOUR, now=later)
+    await price(books, PricedQuantity.TRAIN_TOKENS, "7", since=NOON + HOUR, now=later)
     await books.prune(later)
     assert await exported(books, 0, later) == first
 
@@ -212,8 +212,11 @@ async def test_an_hour_is_exported_once_its_storage_was_read(books: Books) -> No
     late, on_time = NOON + 4 * HOUR, NOON + HOUR + timedelta(minutes=5)
     assert [await exported(books, who, on_time) for who in (0, 1)] == [[], []]
     before = [await exported(books, who, late) for who in (0, 1)]
-    assert [(one.meter, one.start) for one in before[0]] == [(Meter.TRAIN_TOKENS, NOON), (Meter.STORAGE, NOON)]
-    assert [(one.meter, one.start) for one in before[1]] == [(Meter.TRAIN_TOKENS, NOON)]
+    assert [(one.meter, one.start) for one in before[0]] == [
+        (PricedQuantity.TRAIN_TOKENS, NOON),
+        (PricedQuantity.STORAGE, NOON),
+    ]
+    assert [(one.meter, one.start) for one in before[1]] == [(PricedQuantity.TRAIN_TOKENS, NOON)]
     await books.metered(late)
     for who in (0, 1):
         after = await exported(books, who, late)
@@ -229,7 +232,7 @@ async def test_a_price_changes_no_byte_of_the_hours_before_it(books: Books) -> N
     later = NOON + 2 * HOUR + timedelta(minutes=30)
     await books.metered(NOON + HOUR)
     before = {form: lines(form, await exported(books, 0, later)) for form in Document}
-    await price(books, Meter.TRAIN_TOKENS, "1", since=NOON + HOUR, now=later - HOUR, currency="EUR")
+    await price(books, PricedQuantity.TRAIN_TOKENS, "1", since=NOON + HOUR, now=later - HOUR, currency="EUR")
     assert {form: lines(form, await exported(books, 0, later)) for form in Document} == before
     await books.metered(later)
     for who in (0, 1):

@@ -12,7 +12,7 @@ from ledger.pruning import prune
 from store.database import Database, create_engine
 from store.tables import Operation, Tenant
 from tenants.tenant_names import create_tenant
-from tenants.usage import UsageLine, usage
+from tenants.usage import DayLine, usage
 
 NOW = datetime(2030, 1, 2, 12, tzinfo=UTC)
 
@@ -84,7 +84,7 @@ async def test_pages_tell_each_line_once_while_operations_are_pruned_between_the
     assert [line.tenant for line in of_dogs] == ["dogs"] * 3
     assert sorted(of_dogs, key=whole.index) == [line for line in whole if line.tenant == "dogs"]
     for which, expected in ((None, whole), ("dogs", of_dogs)):
-        found: list[UsageLine] = []
+        found: list[DayLine] = []
         while page := await _page(database, since, which, found[-1] if found else None):
             found += page
             async with database.write() as transaction:
@@ -93,7 +93,7 @@ async def test_pages_tell_each_line_once_while_operations_are_pruned_between_the
         assert len(found) > 2
 
 
-async def _page(database: Database, since: date, tenant: str | None, after: UsageLine | None) -> list[UsageLine]:
+async def _page(database: Database, since: date, tenant: str | None, after: DayLine | None) -> list[DayLine]:
     async with database.read() as session:
         page = await usage(session, since=since, tenant=tenant, after=after, most=2)
     assert len(page) <= 2

@@ -14,7 +14,7 @@ from contracts.operations import LoraSettings
 from store.tables import Operation, Project, Session, UsageHour
 from tenants.metered_operations import SUMS
 from tenants.price_additions import NewPrice, add_price
-from tenants.prices import Meter
+from tenants.prices import PricedQuantity
 from tenants.reach import Reach
 from tenants.run_retention import forget_sessions
 from tenants.runs import NewRun
@@ -90,7 +90,7 @@ async def test_pages_by_their_last_line_have_every_line_once_with_its_cost(books
     await books.prune(NOON + timedelta(hours=1))
     since, before = NOON - timedelta(days=1), NOON + timedelta(days=2)
     async with books.database.write() as transaction:
-        for meter in Meter:
+        for meter in PricedQuantity:
             await add_price(transaction, NewPrice(meter, "1", "USD"), lambda: since)
     for by in ((), (Dimension.KEY,), (Dimension.RUN, Dimension.KIND), ALL):
         for width in BucketWidth:

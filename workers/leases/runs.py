@@ -70,11 +70,11 @@ class RunLeases:
         self._stopping = asyncio.Event()
         self._placed = asyncio.Event()
 
-    def tell_claims(self, on_news: OnNews) -> None:
+    def on_claims(self, on_news: OnNews) -> None:
         """Call ``on_news`` with runs that were claimed, which may have operations from before, and when directives change."""
         self._on_news = on_news
 
-    def tell_rows(self, on_row: Callable[[], Awaitable[None]]) -> None:
+    def on_row(self, on_row: Callable[[], Awaitable[None]]) -> None:
         """Await ``on_row`` whenever this trainer has another row than before, and before it claims runs with that one."""
         self._on_row = on_row
 

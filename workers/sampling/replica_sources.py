@@ -19,7 +19,7 @@ from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, has_a
 from engine.sampling.vllm.replica import VllmReplica
 from engine.sampling.vllm.served_length import served_length
 from engine.sampling.vllm.server_memory import MemoryNeed, ServerMemory, batched_tokens, gpus_each, stages
-from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.settings import VllmReplicaSettings
 from engine.sampling.vllm.target_modules import modules_beside_experts
 from store.data_folder import DataFolder
 from store.sampled_bases import takes_head
@@ -57,7 +57,7 @@ class ReplicaSource(Protocol):
 class ExternalVllm:
     """Replica on a vLLM server that somebody else runs. ``forward`` scores the prompts that the server cannot score."""
 
-    settings: VllmSettings
+    settings: VllmReplicaSettings
     forward: TrainerForward | None = None
 
     @property
@@ -84,7 +84,7 @@ class ManagedVllm:
     """
 
     def __init__(
-        self, settings: VllmSettings, process: VllmProcessSettings, forward: TrainerForward | None = None
+        self, settings: VllmReplicaSettings, process: VllmProcessSettings, forward: TrainerForward | None = None
     ) -> None:
         self.settings = settings
         self._forward = forward
@@ -201,8 +201,8 @@ def _plain(name: str) -> str:
 
 def _vllm_settings(
     settings: Settings, facts: BaseModelFacts, data_folder: DataFolder, own: str, url: str, resident: int
-) -> VllmSettings:
-    return VllmSettings(
+) -> VllmReplicaSettings:
+    return VllmReplicaSettings(
         name=replica_name(settings, own),
         base_url=url,
         served_model=facts.name,

@@ -22,7 +22,7 @@ from contracts.ids import RunId, TenantId
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import LoadWeights, OperationKind, SaveWeights, SaveWeightsExternal, SaveWeightsForSampler
 from ledger.runtime import Runtime
-from ledger.untold import tell
+from ledger.untold import wake_pollers
 from telemetry.context import working_on
 from workers.training.adapter_restorer import CheckpointUnread
 from workers.training.adapter_room import AdapterRoom
@@ -192,7 +192,7 @@ class AdapterTasks:
                 return False
             self._turns.put_off(head.id)
             self._outcomes.drop(lane.run)
-            tell(self._wakeups, [head.id])
+            wake_pollers(self._wakeups, [head.id])
             return isinstance(failure, Unavailable | SQLAlchemyError)
         except WeftError as error:
             await self._fail(lane, head, error)

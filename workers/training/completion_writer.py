@@ -11,7 +11,7 @@ from contracts.errors import LeaseLost, WeftError
 from contracts.ids import RunId
 from contracts.ledger_records import Completion
 from ledger.runtime import Runtime
-from ledger.untold import tell
+from ledger.untold import wake_pollers
 from workers.training.refusals import Refusals, unrecorded
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class CompletionWriter:
         for run in by_run:
             log.error("run=%s is dropped from memory; it is rebuilt from the ledger", run)
             # They may have been written: the answer of the COMMIT may be lost.
-            tell(self._wakeups, [completion.operation.id for completion in left])
+            wake_pollers(self._wakeups, [completion.operation.id for completion in left])
             self._queue = [one for one in self._queue if one.operation.lane != run]
             on_refused(run)
 

@@ -99,8 +99,8 @@ class TrainingWorker:
             last_pass=lambda: self._passes.last,
             held_since=lambda: leases.held_since,
         )
-        leases.tell_claims(self._look_at_claimed)
-        leases.tell_rows(partial(engine.in_hand.open, runtime.data_folder, leases.identity.id))
+        leases.on_claims(self._look_at_claimed)
+        leases.on_row(partial(engine.in_hand.open, runtime.data_folder, leases.identity.id))
         self._stopping = asyncio.Event()
         self._news = asyncio.Event()
         """Set when the ledger may hold operations that are not in the lanes yet."""
@@ -108,7 +108,7 @@ class TrainingWorker:
         """Set when another round may find work: when ``_news`` is set, and when a pass or step has ended."""
         self._recalled = asyncio.Event()
         """Set when operations in the lanes may have been cancelled."""
-        self._is_partial = asyncio.Event()
+        self._must_look_at_all = asyncio.Event()
         """Set when the whole ledger is to be looked at: tenants' shares may have changed, or another trainer's run has come."""
         self._claimed: set[RunId] = set()
         """Runs that were claimed since the last look. They may have operations from long before."""
@@ -215,7 +215,7 @@ class TrainingWorker:
         with (
             self._wakeups.listen(topic) as self._news,
             self._wakeups.listen(recalls) as self._recalled,
-            self._wakeups.listen(*whole) as self._is_partial,
+            self._wakeups.listen(*whole) as self._must_look_at_all,
             self._wakeups.listen(topic, recalls, *whole) as self._again,
         ):
             self._news.set()
@@ -239,8 +239,8 @@ class TrainingWorker:
             self._again.set()
         if self._recalled.is_set():
             await self._drop_recalled()
-        if self._is_partial.is_set():
-            self._is_partial.clear()
+        if self._must_look_at_all.is_set():
+            self._must_look_at_all.clear()
             self._lanes.look_at_all()
             self._news.set()
         if self._news.is_set() or self._payloads.wanted():

@@ -14,7 +14,7 @@ from api.dashboard.rendering import large_page
 from api.dashboard.tenant.playground_models import label_of, model_choices
 from api.dashboard.tenant.playground_stream import answer_of, stream_events
 from api.dashboard.tenant.token_pieces import places_of
-from api.dashboard.web_session import COUNTED, PageReader, PageSampler, count_data
+from api.dashboard.web_session import COUNTED, PageReader, PageSampleCaller, count_data
 from api.errors import error_response
 from api.openai.generation import check_text_length, generation
 from api.openai.models import NamedModel, named_model
@@ -58,7 +58,7 @@ async def playground_page(caller: PageReader, services: Services, request: Reque
 
 @router.post("", dependencies=[COUNTED])
 @bounded(body=TEXT_BODY, holding=Holding.STREAM, goes_on=True)
-async def sample_whole(caller: PageSampler, services: Services, request: Request, form: Form) -> Response:
+async def sample_whole(caller: PageSampleCaller, services: Services, request: Request, form: Form) -> Response:
     """Sample, and show the page with the whole answers: for browsers without scripts."""
     models = [name for name in (text(form, "model"), text(form, "beside")) if name is not None]
     answers = await asyncio.gather(*(_whole(caller, services, request, form, name) for name in models))
@@ -70,7 +70,7 @@ async def sample_whole(caller: PageSampler, services: Services, request: Request
 
 @router.post("/stream")
 @bounded(body=TEXT_BODY, holding=Holding.STREAM, goes_on=True)
-async def sample_stream(caller: PageSampler, services: Services, request: Request, form: Form) -> Response:
+async def sample_stream(caller: PageSampleCaller, services: Services, request: Request, form: Form) -> Response:
     """Sample from one model and stream the tokens as server-sent events.
 
     A repeat with the same ``Idempotency-Key`` follows the first sample from its first token on. Leaving ends the sample.

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from api.dashboard.forms import see
 from api.dashboard.rendering import large_page, page
 from api.dashboard.tenant.token_pieces import TokenPiece, places_of, whole_pieces
-from api.dashboard.web_session import PageSampler, PageSampleReader
+from api.dashboard.web_session import PageSampleCaller, PageSampleReader
 from api.json_body import PathId
 from api.request_body import off_loop
 from api.route_bounds import bounded
@@ -88,7 +88,7 @@ async def sample_page(
 
 @router.post("/{request_id}/stop")
 @bounded(goes_on=True)
-async def stop(caller: PageSampler, services: Services, request_id: PathId) -> Response:
+async def stop(caller: PageSampleCaller, services: Services, request_id: PathId) -> Response:
     """End a sample that is drawn now."""
     await cancel_future(caller, services, CancelRequest(request_id=request_id))
     return see(f"/ui/samples/{quote(request_id)}")

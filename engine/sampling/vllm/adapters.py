@@ -18,7 +18,7 @@ from engine.sampling.replica import AdapterVersion
 from engine.sampling.vllm.adapter_files import check_adapter
 from engine.sampling.vllm.http import Answer, VllmHttp
 from engine.sampling.vllm.messages import ModelList
-from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.settings import VllmReplicaSettings
 
 LOAD, UNLOAD, MODELS = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/models"
 _LOADS_AT_ONCE = 4
@@ -67,7 +67,7 @@ class VllmAdapters:
     another in place.
     """
 
-    def __init__(self, http: VllmHttp, settings: VllmSettings, background: BackgroundTasks) -> None:
+    def __init__(self, http: VllmHttp, settings: VllmReplicaSettings, background: BackgroundTasks) -> None:
         self._http = http
         self._settings = settings
         self._background = background

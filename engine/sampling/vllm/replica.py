@@ -34,7 +34,7 @@ from engine.sampling.vllm.prompt_budget import PromptBudget, Reservation
 from engine.sampling.vllm.prompt_probes import AT_ONCE, PromptProbes
 from engine.sampling.vllm.request import VllmRequest, check
 from engine.sampling.vllm.sequence import GENERATE, AdapterLost, VllmSequence
-from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.settings import VllmReplicaSettings
 from engine.sampling.vllm.silence import SilenceWatch
 from engine.sampling.vllm.startup import check_server
 
@@ -51,7 +51,7 @@ class VllmReplica:
     No other client may use the server: the replica must know of every request on the server.
     """
 
-    def __init__(self, settings: VllmSettings, forward: TrainerForward | None = None) -> None:
+    def __init__(self, settings: VllmReplicaSettings, forward: TrainerForward | None = None) -> None:
         """``forward`` scores prompts where adapters may change the head; None: such a server's prompts are not scored."""
         self._settings = settings
         self._forward = forward
@@ -182,7 +182,7 @@ class VllmReplica:
         return ReplicaHealth(is_alive, running, waiting, self._adapters.names(), hangs=self._silence.hangs)
 
     @property
-    def settings(self) -> VllmSettings:
+    def settings(self) -> VllmReplicaSettings:
         """Settings of the replica."""
         return self._settings
 

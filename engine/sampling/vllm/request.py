@@ -11,7 +11,7 @@ from engine.sampling.replica import GenerateRequest
 from engine.sampling.request_checks import check_request
 from engine.sampling.vllm.logprobs import likely_asked
 from engine.sampling.vllm.sequence import VllmSequence
-from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.settings import VllmReplicaSettings
 
 # vLLM takes -1 for no seed, and no more than 63 bits.
 _SEEDS = 2**63
@@ -105,7 +105,7 @@ def _structured_outputs(grammar: Grammar) -> dict[str, Any]:
             return {"structural_tag": grammar.text}
 
 
-def check(request: GenerateRequest, settings: VllmSettings, longest: int) -> None:
+def check(request: GenerateRequest, settings: VllmReplicaSettings, longest: int) -> None:
     """Raise ``InvalidRequest`` for a request that the server would refuse or silently change.
 
     ``longest`` is the most tokens of a prompt and what is drawn after it.

@@ -7,7 +7,7 @@ from contracts.base_model import BaseModelFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmSettings:
+class VllmReplicaSettings:
     """Settings for one server, which only this process samples on. Names that end in ``_s`` are in seconds.
 
     - ``base``: facts of the base model as it is served. Its ``context_length`` may be below the model's own.

@@ -14,14 +14,14 @@ from engine.sampling.vllm.http import VllmHttp
 from engine.sampling.vllm.messages import Paused
 from engine.sampling.vllm.request import VllmRequest
 from engine.sampling.vllm.sequence import VllmSequence
-from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.settings import VllmReplicaSettings
 
 
 class SilenceWatch:
     """Watch over one server and the ``requests`` on it. Used from one event loop."""
 
     def __init__(
-        self, http: VllmHttp, settings: VllmSettings, requests: Mapping[str, VllmRequest], aborts: VllmAborts
+        self, http: VllmHttp, settings: VllmReplicaSettings, requests: Mapping[str, VllmRequest], aborts: VllmAborts
     ) -> None:
         self._http = http
         self._settings = settings

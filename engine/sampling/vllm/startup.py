@@ -8,7 +8,7 @@ from engine.sampling.vllm.adapters import MODELS
 from engine.sampling.vllm.http import VllmHttp
 from engine.sampling.vllm.messages import LoraLimits, ModelList, Parallelism, ServerInfo, Version
 from engine.sampling.vllm.served_length import served_length
-from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.settings import VllmReplicaSettings
 
 LEAST_VERSION = (0, 32)
 """Oldest vLLM that weft has run on: earlier ones lack routes, or fields of their answers, that it needs."""
@@ -18,7 +18,7 @@ _RAW = "raw_logprobs"
 _HEAD = "lm_head"
 
 
-async def check_server(http: VllmHttp, settings: VllmSettings) -> int:
+async def check_server(http: VllmHttp, settings: VllmReplicaSettings) -> int:
     """Return the most tokens that a prompt and what is drawn after it may have on the server.
 
     Raises ``InvalidRequest`` for a server that does not fit ``settings``, naming the server's value and the wanted one.
@@ -51,7 +51,7 @@ async def check_server(http: VllmHttp, settings: VllmSettings) -> int:
     return longest
 
 
-async def _check_version(http: VllmHttp, settings: VllmSettings) -> None:
+async def _check_version(http: VllmHttp, settings: VllmReplicaSettings) -> None:
     answer = await http.get(_VERSION, settings.health_deadline_s)
     if answer.status == 404:
         raise InvalidRequest(
@@ -70,7 +70,7 @@ def _least() -> str:
     return ".".join(map(str, LEAST_VERSION))
 
 
-def _check_parallelism(found: Parallelism, settings: VllmSettings) -> None:
+def _check_parallelism(found: Parallelism, settings: VllmReplicaSettings) -> None:
     # An adapter loaded through one process or engine is unknown to the others.
     if found.api_processes > 1:
         raise _mismatch(settings, "API server count", found.api_processes, "1 (--api-server-count 1)")
@@ -80,7 +80,7 @@ def _check_parallelism(found: Parallelism, settings: VllmSettings) -> None:
         )
 
 
-async def _check_model(http: VllmHttp, settings: VllmSettings) -> int:
+async def _check_model(http: VllmHttp, settings: VllmReplicaSettings) -> int:
     answer = await http.get(MODELS, settings.health_deadline_s)
     if answer.status in (401, 403):
         raise InvalidRequest(f"replica {settings.name}: its server refuses the API key")
@@ -99,7 +99,7 @@ async def _check_model(http: VllmHttp, settings: VllmSettings) -> int:
     return length
 
 
-def _check_adapters(limits: LoraLimits, settings: VllmSettings) -> None:
+def _check_adapters(limits: LoraLimits, settings: VllmReplicaSettings) -> None:
     if limits.max_lora_rank < settings.max_lora_rank:
         raise _mismatch(settings, "max LoRA rank", limits.max_lora_rank, settings.max_lora_rank)
     if limits.max_loras < settings.max_loras:
@@ -121,5 +121,5 @@ def _check_adapters(limits: LoraLimits, settings: VllmSettings) -> None:
         raise _mismatch(settings, "LoRA target modules", limits.target_modules, f"modules with {_HEAD}")
 
 
-def _mismatch(settings: VllmSettings, what: str, found: object, wanted: object) -> InvalidRequest:
+def _mismatch(settings: VllmReplicaSettings, what: str, found: object, wanted: object) -> InvalidRequest:
     return InvalidRequest(f"replica {settings.name}: {what} is {found} on the server, and should be {wanted}")

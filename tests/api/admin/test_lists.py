@@ -11,7 +11,7 @@ from store.tables import BudgetAlert, UsageDay, UsageHour
 from tenants.budget_settings import BudgetName, set_budget
 from tenants.budgets import Period
 from tenants.limits import Limits
-from tenants.prices import Meter
+from tenants.prices import PricedQuantity
 from tenants.spending import Spender, Spending, spend
 from tenants.webhooks import WebhookSpec, send_test, set_webhook
 from tests.api.admin.conftest import Admin
@@ -167,7 +167,7 @@ async def test_alerts_of_all_tenants_are_those_of_each_standing_the_newest_first
         async with admin.service.database.write() as transaction:
             await set_budget(transaction, who.id, name, amount, clock())
             spender = Spender(who.id, key if who is cats else None)
-            await spend(transaction, [Spending(spender, BASE, clock(), {Meter.TRAIN_TOKENS: 100})], clock())
+            await spend(transaction, [Spending(spender, BASE, clock(), {PricedQuantity.TRAIN_TOKENS: 100})], clock())
         clock.move(seconds=5)
     told = (await admin.http.get("/alerts")).raise_for_status().json()["items"]
     assert [(one["tenant"], one["key"], one["period"], one["percent"], one["amount"]) for one in told] == [

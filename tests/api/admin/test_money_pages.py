@@ -10,7 +10,7 @@ from store.clock import utc_now
 from tenants.budget_settings import BudgetName, set_budget
 from tenants.budgets import Period
 from tenants.price_additions import NewPrice, add_price
-from tenants.prices import Meter
+from tenants.prices import PricedQuantity
 from tenants.projects import create_project
 from tenants.spending import Spender, Spending, spend
 from tests.api.admin.conftest import Admin
@@ -46,8 +46,10 @@ async def test_operators_see_what_each_tenant_has_spent_today_at_its_own_prices(
     async with operator(admin) as http:
         assert costs((await http.get("/ops/tenants")).text) == {}
         async with admin.service.database.write() as transaction:
-            await add_price(transaction, NewPrice(Meter.TRAIN_TOKENS, "2000000", "USD"), utc_now)
-            await add_price(transaction, NewPrice(Meter.TRAIN_TOKENS, "500000", "USD", tenant=dogs.id), utc_now)
+            await add_price(transaction, NewPrice(PricedQuantity.TRAIN_TOKENS, "2000000", "USD"), utc_now)
+            await add_price(
+                transaction, NewPrice(PricedQuantity.TRAIN_TOKENS, "500000", "USD", tenant=dogs.id), utc_now
+            )
         for path in ("/ops/tenants", "/ops/tenants/now"):
             assert costs((await http.get(path)).text) == {"cats": "1200", "dogs": "0"}
         await end(admin, await dogs.operation(await dogs.run()), tokens=3, minutes_ago=0)
@@ -63,7 +65,7 @@ async def test_alerts_are_on_the_pages_of_their_tenant_and_of_operators(
     clock = admin.service.clock
     async with admin.service.database.write() as transaction:
         project = (await create_project(transaction, cats.id, "<b>archive</b>", clock)).id
-        await add_price(transaction, NewPrice(Meter.TRAIN_TOKENS, "1000000", "USD"), clock)
+        await add_price(transaction, NewPrice(PricedQuantity.TRAIN_TOKENS, "1000000", "USD"), clock)
     made = (await cats.http.post("/create_session", json={"project_id": project})).raise_for_status()
     session: str = made.json()["session_id"]
     dollars = BudgetName(Period.MONTH, currency="USD", project=project)
@@ -71,7 +73,7 @@ async def test_alerts_are_on_the_pages_of_their_tenant_and_of_operators(
         async with admin.service.database.write() as transaction:
             await set_budget(transaction, who.id, name, amount, clock())
             spender = Spender(who.id, None, session if who is cats else "")
-            await spend(transaction, [Spending(spender, BASE, clock(), {Meter.TRAIN_TOKENS: 850})], clock())
+            await spend(transaction, [Spending(spender, BASE, clock(), {PricedQuantity.TRAIN_TOKENS: 850})], clock())
         clock.move(seconds=5)
     async with (
         operator(admin) as http,

@@ -10,7 +10,7 @@ from store.clock import utc_now
 from store.fair_places import OWN_WORK, ask_for
 from store.surveys import Surveys
 from tenants.price_additions import NewPrice, add_price
-from tenants.prices import Meter
+from tenants.prices import PricedQuantity
 from tests.api.admin.conftest import Admin
 from tests.api.admin.test_money_pages import operator
 from tests.api.conftest import Tenant
@@ -57,7 +57,7 @@ async def test_what_tenants_have_spent_today_is_added_up_by_a_survey(admin: Admi
     surveys = admin.service.database.surveys
     assert surveys is not None
     async with admin.service.database.write() as transaction:
-        await add_price(transaction, NewPrice(Meter.TRAIN_TOKENS, "1", "USD"), utc_now)
+        await add_price(transaction, NewPrice(PricedQuantity.TRAIN_TOKENS, "1", "USD"), utc_now)
     async with operator(admin) as pages:
         with surveyed(surveys) as statements:
             assert (await pages.get("/ops/tenants")).status_code == 200

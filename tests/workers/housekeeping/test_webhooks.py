@@ -33,12 +33,12 @@ from store.tables import AuditEntry, Session, Webhook, WebhookEvent, WeightJob
 from tenants.budget_settings import BudgetName, set_budget
 from tenants.budgets import Period
 from tenants.limits import Limits
-from tenants.prices import Meter
+from tenants.prices import PricedQuantity
 from tenants.sessions import TIMED_OUT, finish_session, list_lost_sessions, standing_session
 from tenants.spending import Spender, Spending, spend
 from tenants.suspensions import resume_tenant, suspend_tenant
 from tenants.tenant_names import create_tenant
-from tenants.webhook_events import MOST_WAITING, TenantEvent, tell
+from tenants.webhook_events import MOST_WAITING, TenantEvent, record_events
 from tenants.webhooks import WebhookSpec, rotate_secret, send_again, send_test, set_webhook, signing_secrets
 from tenants.weight_jobs import cancel_job
 from testing.certificates import Certificate
@@ -138,7 +138,7 @@ async def webhook(house: House, owner: TenantId, url: str, *events: str, name: s
 async def happen(house: House, owner: TenantId, *subjects: str) -> None:
     async with house.database.write() as transaction:
         events = [TenantEvent(owner, EventKind.JOB_FINISHED, subject, {"n": subject}) for subject in subjects]
-        await tell(transaction, events, house.now)
+        await record_events(transaction, events, house.now)
 
 
 async def send(house: House) -> None:
@@ -306,7 +306,7 @@ async def test_a_change_that_is_rolled_back_tells_nobody_and_one_that_is_made_te
 
     async def rolled_back() -> None:
         async with place.database.write() as transaction:
-            await tell(transaction, [TenantEvent(cats, EventKind.JOB_FINISHED, "never", {})], place.now)
+            await record_events(transaction, [TenantEvent(cats, EventKind.JOB_FINISHED, "never", {})], place.now)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -693,7 +693,7 @@ async def test_each_change_tells_the_webhooks_of_its_tenant_and_no_others(place:
         await cancel_job(transaction, cats, "job", place.now)
         await set_budget(transaction, cats, BudgetName(Period.DAY), 100, place.now)
         for tokens in (70, 20, 5):
-            used = Spending(Spender(cats, None), "base", place.now, {Meter.TRAIN_TOKENS: tokens})
+            used = Spending(Spender(cats, None), "base", place.now, {PricedQuantity.TRAIN_TOKENS: tokens})
             await spend(transaction, [used], place.now)
         await suspend_tenant(transaction, name="cats", reason="unpaid", now=place.now)
         await resume_tenant(transaction, name="cats", now=place.now)

@@ -316,7 +316,7 @@ async def test_the_record_of_a_trainer_that_was_taken_for_dead_and_lives_is_kept
     now, work, trainer = 1000.0, WorkInHand(), house.bases[GONE].trainer
     monkeypatch.setattr("workers.leases.heartbeat.monotonic", lambda: now)
     leases = RunLeases(trainer, house.runtime)
-    leases.tell_rows(partial(work.open, house.runtime.data_folder, trainer.id))
+    leases.on_row(partial(work.open, house.runtime.data_folder, trainer.id))
     folder = house.runtime.data_folder.path(f"{RECORDS}/{trainer.id}")
     assert not folder.exists(), "a trainer without a row leaves no folder"
     async with house.database.read() as session:

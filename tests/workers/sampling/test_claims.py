@@ -23,7 +23,7 @@ from contracts.service_class import FACTORS, ServiceClass
 from contracts.turn_bounds import SAMPLE_QUANTUM
 from engine.model.base import BaseModel
 from engine.sampling.vllm.replica import VllmReplica
-from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.settings import VllmReplicaSettings
 from ledger.runtime import Runtime
 from ledger.wakeups import cleared_samples_topic
 from store.clock import utc_now
@@ -123,7 +123,7 @@ class Pools:
 
 def make_pool(runtime: Runtime, model: Path, folder: Path) -> Pool:
     facts = replace(read_base_model_facts(BASE, model, None), context_length=64)
-    settings = VllmSettings(
+    settings = VllmReplicaSettings(
         name="a",
         base_url="http://127.0.0.1:9",
         served_model=BASE,

@@ -22,7 +22,7 @@ from contracts.operations import LoraSettings, OperationKind, SampleRequest, Sam
 from contracts.paths import Segment
 from engine.sampling.replica import GenerateRequest
 from engine.sampling.vllm.replica import VllmReplica
-from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.settings import VllmReplicaSettings
 from ledger.ledger import Ledger
 from ledger.payload_files import PayloadFiles
 from ledger.publication import LocalPublication
@@ -162,7 +162,7 @@ async def live_run(database: Database, name: str) -> LiveRun:
 
 def replica(name: str, facts: BaseModelFacts, folder: Path) -> VllmReplica:
     """One that is never started: a dispatch chooses it and says nothing to it."""
-    settings = VllmSettings(
+    settings = VllmReplicaSettings(
         name=name,
         base_url="http://127.0.0.1:9",
         served_model=BASE,

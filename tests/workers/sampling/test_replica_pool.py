@@ -13,7 +13,7 @@ from contracts.errors import EngineFailure, Unavailable, WeftError
 from contracts.ids import CheckpointId, RunId
 from engine.sampling.replica import AdapterVersion, SamplerReplica
 from engine.sampling.vllm.replica import VllmReplica
-from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.settings import VllmReplicaSettings
 from store.clock import utc_now
 from tenants.replica_directives import ReplicaDirective, StandingDirective
 from tests.engine.sampling.conftest import QWEN_TARGETS, make_adapter
@@ -30,7 +30,7 @@ CAT, DOG = RunId("cat:train:0"), RunId("dog:train:0")
 class Source:
     """A replica on a server that is already there."""
 
-    settings: VllmSettings
+    settings: VllmReplicaSettings
 
     @property
     def name(self) -> str:
@@ -87,7 +87,7 @@ def pool_of(
     servers: dict[str, ScriptedServer], directives: dict[str, StandingDirective], facts: BaseModelFacts, folder: Path
 ) -> ReplicaPool:
     settings = [
-        VllmSettings(
+        VllmReplicaSettings(
             name=name,
             base_url=server.base_url,
             served_model=SERVED,

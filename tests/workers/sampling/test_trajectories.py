@@ -11,7 +11,7 @@ from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import OperationKind, SampleRequest
 from engine.sampling.vllm.replica import VllmReplica
-from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.settings import VllmReplicaSettings
 from workers.sampling.router import HOME_SEQUENCES, Router, affinity_of
 
 BASE = "weft/tiny"
@@ -31,7 +31,7 @@ def fresh(tiny_model_dir: Path, tmp_path: Path) -> Router:
     """A router over four replicas that are never started: it says nothing to them."""
     facts = read_base_model_facts(BASE, tiny_model_dir, None)
     settings = [
-        VllmSettings(
+        VllmReplicaSettings(
             name=name,
             base_url="http://127.0.0.1:9",
             served_model=BASE,

@@ -19,7 +19,7 @@ from engine.sampling.vllm.model_memory import ModelMemory
 from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings
 from engine.sampling.vllm.replica import VllmReplica
 from engine.sampling.vllm.server_memory import MemoryNeed
-from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.settings import VllmReplicaSettings
 from tests.conftest import ROOT, missing_service
 from tests.engine.sampling.conftest import Adapted
 from tests.engine.sampling.drawing import Client, DrawnSequence
@@ -91,8 +91,8 @@ def running_server(settings: VllmProcessSettings) -> Iterator[VllmProcess]:
         loop.close()
 
 
-def replica_settings(world: Any, server: VllmProcess, folder: Path) -> VllmSettings:
-    return VllmSettings(
+def replica_settings(world: Any, server: VllmProcess, folder: Path) -> VllmReplicaSettings:
+    return VllmReplicaSettings(
         name="vllm-test",
         base_url=server.base_url,
         served_model=SERVED,
@@ -105,7 +105,7 @@ def replica_settings(world: Any, server: VllmProcess, folder: Path) -> VllmSetti
     )
 
 
-def ask_server(settings: VllmSettings, method: str, path: str, body: object = None) -> httpx.Response:
+def ask_server(settings: VllmReplicaSettings, method: str, path: str, body: object = None) -> httpx.Response:
     """Ask the server behind the replica's back. Raises ``httpx.ConnectError`` when it is gone."""
     with unix_client(settings.base_url.removeprefix("unix://")) as http:
         return http.request(method, path, json=body)
@@ -123,12 +123,12 @@ def server(world: Any, server_folder: Path) -> Iterator[VllmProcess]:
 
 
 @pytest.fixture(scope="package")
-def settings(world: Any, server: VllmProcess, server_folder: Path) -> VllmSettings:
+def settings(world: Any, server: VllmProcess, server_folder: Path) -> VllmReplicaSettings:
     return replica_settings(world, server, server_folder)
 
 
 @asynccontextmanager
-async def serving(settings: VllmSettings, forward: TrainerForward | None = None) -> AsyncIterator[Client]:
+async def serving(settings: VllmReplicaSettings, forward: TrainerForward | None = None) -> AsyncIterator[Client]:
     """A started replica, which leaves the server as it found it."""
     replica = VllmReplica(settings, forward)
     await replica.start()
@@ -141,7 +141,7 @@ async def serving(settings: VllmSettings, forward: TrainerForward | None = None)
 
 
 @pytest.fixture
-async def client(settings: VllmSettings, world: Any) -> AsyncIterator[Client]:
+async def client(settings: VllmReplicaSettings, world: Any) -> AsyncIterator[Client]:
     forward = BaseForward(world.base)
     async with serving(settings, forward) as client:
         yield client

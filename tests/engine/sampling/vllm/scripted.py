@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from contracts.base_model import BaseModelFacts
-from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.settings import VllmReplicaSettings
 
 SERVED = "base"
 Line = dict[str, Any] | str
@@ -215,9 +215,9 @@ async def scripted_server() -> AsyncIterator[ScriptedServer]:
         await runner.cleanup()
 
 
-def scripted_settings(server: ScriptedServer, base: BaseModelFacts, folder: Path) -> VllmSettings:
+def scripted_settings(server: ScriptedServer, base: BaseModelFacts, folder: Path) -> VllmReplicaSettings:
     """Return the settings of a replica over ``server``, for a short context and few adapters."""
-    return VllmSettings(
+    return VllmReplicaSettings(
         name="scripted",
         base_url=server.base_url + "/",
         served_model=SERVED,

@@ -16,7 +16,7 @@ from contracts.errors import InvalidRequest
 from engine.sampling.replica import AdapterVersion
 from engine.sampling.vllm.adapters import LOAD, UNLOAD
 from engine.sampling.vllm.http import VllmHttp
-from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.settings import VllmReplicaSettings
 from tests.engine.sampling.conftest import Adapted, make_adapter
 from tests.engine.sampling.drawing import GREEDY, Client
 from tests.engine.sampling.vllm.conftest import MAX_RANK, SERVED, ask_server, assert_greedy, serving
@@ -46,17 +46,17 @@ def version(world: Any) -> Callable[..., Adapted]:
     return lambda name, who: replace(who, version=AdapterVersion(name, who.version.directory))
 
 
-def listed(settings: VllmSettings) -> set[str]:
+def listed(settings: VllmReplicaSettings) -> set[str]:
     answer = ask_server(settings, "GET", "/v1/models").json()
     return {card["id"] for card in answer["data"]} - {SERVED}
 
 
-def forget(settings: VllmSettings, name: str) -> None:
+def forget(settings: VllmReplicaSettings, name: str) -> None:
     """Unload behind the replica's back."""
     ask_server(settings, "POST", "/v1/unload_lora_adapter", {"lora_name": name}).raise_for_status()
 
 
-def add(settings: VllmSettings, version: AdapterVersion) -> None:
+def add(settings: VllmReplicaSettings, version: AdapterVersion) -> None:
     """Load behind the replica's back."""
     body = {"lora_name": version.name, "lora_path": str(version.directory)}
     ask_server(settings, "POST", "/v1/load_lora_adapter", body).raise_for_status()
@@ -69,7 +69,7 @@ async def test_many_ask_and_one_load_is_made(client: Client, version: Any, world
 
 
 async def test_the_least_recently_used_leaves_and_comes_back(
-    settings: VllmSettings, version: Any, world: Any, posts: Any
+    settings: VllmReplicaSettings, version: Any, world: Any, posts: Any
 ) -> None:
     one, two, three = (version(f"lru-{number}", who) for number, who in enumerate((world.cat, world.dog, world.cat)))
     async with serving(replace(settings, max_resident=2)) as client:
@@ -81,7 +81,7 @@ async def test_the_least_recently_used_leaves_and_comes_back(
         assert posts[LOAD, "lru-1"] == 2
 
 
-async def test_a_version_in_use_does_not_leave(settings: VllmSettings, version: Any, world: Any) -> None:
+async def test_a_version_in_use_does_not_leave(settings: VllmReplicaSettings, version: Any, world: Any) -> None:
     busy, idle, late, later = (version(f"use-{number}", world.cat) for number in range(4))
     async with serving(replace(settings, max_resident=2)) as client:
         running = client.start(PROMPT, busy, LONG)
@@ -102,7 +102,7 @@ async def test_a_version_in_use_does_not_leave(settings: VllmSettings, version: 
 
 
 async def test_unloaded_in_use_and_used_again(
-    client: Client, settings: VllmSettings, version: Any, world: Any, posts: Any
+    client: Client, settings: VllmReplicaSettings, version: Any, world: Any, posts: Any
 ) -> None:
     cat = version("in-use", world.cat)
     running = client.start(PROMPT, cat, LONG)
@@ -117,7 +117,7 @@ async def test_unloaded_in_use_and_used_again(
 
 
 async def test_what_the_server_lost_is_loaded_again_once(
-    client: Client, settings: VllmSettings, version: Any, world: Any, posts: Any
+    client: Client, settings: VllmReplicaSettings, version: Any, world: Any, posts: Any
 ) -> None:
     cat = version("lost", world.cat)
     await client.replica.load(cat.version)
@@ -129,13 +129,17 @@ async def test_what_the_server_lost_is_loaded_again_once(
     assert (posts[LOAD, "lost"], posts[LOAD, "weft:zero"]) == (2, 1)
 
 
-async def test_a_name_stands_for_one_folder(client: Client, settings: VllmSettings, version: Any, world: Any) -> None:
+async def test_a_name_stands_for_one_folder(
+    client: Client, settings: VllmReplicaSettings, version: Any, world: Any
+) -> None:
     await client.replica.load(version("same", world.cat).version)
     with pytest.raises(InvalidRequest, match="another folder"):
         await client.ask(PROMPT, version("same", world.dog), SHORT)
 
 
-async def test_a_replica_takes_over_what_the_server_has(settings: VllmSettings, version: Any, world: Any) -> None:
+async def test_a_replica_takes_over_what_the_server_has(
+    settings: VllmReplicaSettings, version: Any, world: Any
+) -> None:
     """Another weft's adapter of that name and folder, or one whose load's answer was lost."""
     cat = version("taken-over", world.cat)
     add(settings, cat.version)
@@ -171,7 +175,7 @@ def reshape(folder: Path) -> None:
     [(poison, "not finite"), (truncate, "damaged"), (reshape, "does not fit")],
 )
 async def test_an_adapter_that_would_harm_is_refused(
-    client: Client, settings: VllmSettings, world: Any, tmp_path: Path, change: Any, message: str
+    client: Client, settings: VllmReplicaSettings, world: Any, tmp_path: Path, change: Any, message: str
 ) -> None:
     version = broken(world, tmp_path / change.__name__, change)
     with pytest.raises(InvalidRequest, match=message):
@@ -197,13 +201,15 @@ async def test_a_rank_above_the_limit_is_refused(client: Client, world: Any, tmp
         ({"head_adapters": False}, "modules is all .*lm_head"),
     ],
 )
-async def test_a_server_that_is_not_as_set_is_refused(settings: VllmSettings, changes: Any, message: str) -> None:
+async def test_a_server_that_is_not_as_set_is_refused(
+    settings: VllmReplicaSettings, changes: Any, message: str
+) -> None:
     with pytest.raises(InvalidRequest, match=message):
         async with serving(replace(settings, **changes)):
             pass
 
 
-async def test_a_context_longer_than_the_servers_is_refused(settings: VllmSettings) -> None:
+async def test_a_context_longer_than_the_servers_is_refused(settings: VllmReplicaSettings) -> None:
     with pytest.raises(InvalidRequest, match=r"2049 .*4096"):
         async with serving(replace(settings, base=replace(settings.base, context_length=4096))):
             pass

@@ -11,7 +11,7 @@ import pytest
 from contracts.errors import EngineFailure
 from engine.sampling.replica import SamplerReplica
 from engine.sampling.vllm.replica import VllmReplica
-from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.settings import VllmReplicaSettings
 from tenants.replica_directives import StandingDirective
 from tests.engine.sampling.drawing import GREEDY, Client
 from tests.engine.sampling.handshakes import handshake, shake_hands
@@ -29,7 +29,7 @@ SOON = 60.0
 class Source:
     """A replica on a server that is already there."""
 
-    def __init__(self, settings: VllmSettings, forward: BaseForward) -> None:
+    def __init__(self, settings: VllmReplicaSettings, forward: BaseForward) -> None:
         self.settings, self.forward = settings, forward
 
     @property
@@ -61,7 +61,7 @@ async def test_a_sound_server_passes_beside_a_running_sample(client: Client, wor
 
 @pytest.mark.parametrize("projection", ["o_proj", "lm_head"])
 async def test_a_replica_that_misserves_a_projection_gets_no_work(
-    client: Client, settings: VllmSettings, world: Any, tmp_path: Path, projection: str
+    client: Client, settings: VllmReplicaSettings, world: Any, tmp_path: Path, projection: str
 ) -> None:
     """A sound neighbour on the same server is not disturbed."""
     forward, router = BaseForward(world.base), Router()

@@ -9,7 +9,7 @@ import pytest
 from engine.sampling.replica import PromptScoring
 from engine.sampling.vllm.http import VllmHttp
 from engine.sampling.vllm.sequence import GENERATE
-from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.settings import VllmReplicaSettings
 from tests.engine.sampling import test_prompt_cells as on_every_replica
 from tests.engine.sampling.drawing import GREEDY, Client
 from tests.engine.sampling.test_prompt_cells import *  # noqa: F403
@@ -69,7 +69,7 @@ async def test_many_cells_are_no_requests_of_the_server(
     assert_greedy((await beside.end()).only, world.dog, LONG[:9])
 
 
-async def test_without_a_forward_the_server_draws_and_scores_them(settings: VllmSettings, world: Any) -> None:
+async def test_without_a_forward_the_server_draws_and_scores_them(settings: VllmReplicaSettings, world: Any) -> None:
     async with serving(settings) as alone:
         await on_every_replica.test_draws_at_positions_follow_the_models_distribution(world, alone)
         await on_every_replica.test_seeded_draws_repeat_and_greedy_ones_are_the_likeliest(world, alone)

@@ -12,7 +12,7 @@ import pytest
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.sampling.replica import Ended, GenerateEvent, NewToken, PromptCached, PromptScoring
 from engine.sampling.vllm.replica import VllmReplica
-from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.settings import VllmReplicaSettings
 from tests.engine.sampling.drawing import GREEDY, Client
 from tests.engine.sampling.vllm.scripted import GOOD, ScriptedServer, chunk, scripted_settings
 
@@ -23,12 +23,12 @@ SCORING = PromptScoring(1, True, 0)
 
 
 @pytest.fixture
-def settings(scripted: ScriptedServer, world: Any, tmp_path: Path) -> VllmSettings:
+def settings(scripted: ScriptedServer, world: Any, tmp_path: Path) -> VllmReplicaSettings:
     return replace(scripted_settings(scripted, world.base.facts, tmp_path), probe_every_s=0.1)
 
 
 @pytest.fixture
-async def client(settings: VllmSettings) -> AsyncIterator[Client]:
+async def client(settings: VllmReplicaSettings) -> AsyncIterator[Client]:
     replica = VllmReplica(settings)
     await replica.start()
     yield Client(replica)
@@ -52,7 +52,7 @@ CONFIG = {
 
 @pytest.mark.parametrize(("device", "splits"), [("cpu", True), ("cpu", False), ("cuda", True)])
 async def test_a_server_that_splits_prompts_on_a_cpu_is_refused(
-    settings: VllmSettings, scripted: ScriptedServer, device: str, splits: bool
+    settings: VllmReplicaSettings, scripted: ScriptedServer, device: str, splits: bool
 ) -> None:
     scripted.config = CONFIG | {
         "scheduler_config": {"enable_chunked_prefill": splits},
@@ -78,7 +78,7 @@ async def test_a_server_that_splits_prompts_on_a_cpu_is_refused(
     ],
 )
 async def test_a_server_of_an_older_version_is_refused(
-    settings: VllmSettings, scripted: ScriptedServer, version: str | None, told: str | None
+    settings: VllmReplicaSettings, scripted: ScriptedServer, version: str | None, told: str | None
 ) -> None:
     scripted.version = version
     replica = VllmReplica(settings)
@@ -95,7 +95,7 @@ async def test_a_server_of_an_older_version_is_refused(
     [("_api_process_count", "API server count is 2"), ("data_parallel_size", "data parallel size is 2")],
 )
 async def test_a_server_of_several_processes_or_engines_is_refused(
-    settings: VllmSettings, scripted: ScriptedServer, field: str, told: str
+    settings: VllmReplicaSettings, scripted: ScriptedServer, field: str, told: str
 ) -> None:
     """An adapter is loaded in one of them only, and the others would fail or draw from another version."""
     scripted.config = CONFIG | {"parallel_config": {field: 2}}
@@ -106,7 +106,7 @@ async def test_a_server_of_several_processes_or_engines_is_refused(
 
 
 async def test_prompts_beyond_the_pace_wait_for_the_first_tokens_of_others(
-    settings: VllmSettings, scripted: ScriptedServer, world: Any
+    settings: VllmReplicaSettings, scripted: ScriptedServer, world: Any
 ) -> None:
     replica = VllmReplica(replace(settings, prompt_tokens=2 * len(PROMPT)))
     await replica.start()
@@ -263,7 +263,7 @@ async def test_a_load_that_fails_can_be_tried_again(
 
 
 async def test_a_version_that_leaves_does_not_hold_up_the_next_where_there_is_a_spare_place(
-    settings: VllmSettings, scripted: ScriptedServer, world: Any
+    settings: VllmReplicaSettings, scripted: ScriptedServer, world: Any
 ) -> None:
     """Two that leave do, and nobody loads a version whose own unload is under way."""
     replica = VllmReplica(replace(settings, max_resident=1, spare_places=1))
@@ -291,7 +291,7 @@ async def test_a_server_without_development_mode(client: Client, scripted: Scrip
         await replica.sleep()
 
 
-async def test_nobody_there(settings: VllmSettings) -> None:
+async def test_nobody_there(settings: VllmReplicaSettings) -> None:
     replica = VllmReplica(replace(settings, base_url="http://127.0.0.1:9"))
     with pytest.raises(EngineFailure, match="cannot be reached"):
         await replica.start()
@@ -299,7 +299,7 @@ async def test_nobody_there(settings: VllmSettings) -> None:
     await replica.close()
 
 
-async def test_a_start_that_takes_too_long(settings: VllmSettings, scripted: ScriptedServer) -> None:
+async def test_a_start_that_takes_too_long(settings: VllmReplicaSettings, scripted: ScriptedServer) -> None:
     scripted.warm_lines, scripted.hangs = (), True
     replica = VllmReplica(replace(settings, start_deadline_s=0.3))
     with pytest.raises(EngineFailure, match="in time"):

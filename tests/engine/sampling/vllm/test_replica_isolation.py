@@ -9,7 +9,7 @@ import pytest
 
 from contracts.errors import InvalidRequest
 from engine.sampling.replica import PromptScoring
-from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.settings import VllmReplicaSettings
 from tests.engine.sampling.conftest import QWEN_TARGETS, Adapted, make_adapter
 from tests.engine.sampling.drawing import GREEDY, Client
 from tests.engine.sampling.vllm.conftest import EXACT, assert_greedy, serving
@@ -113,7 +113,7 @@ async def test_streams_that_are_left_beside_a_prompt_that_is_scored(client: Clie
         assert_greedy((await scoring.end()).only, world.dog, PROMPT)
 
 
-async def test_no_score_holds_the_server_up(settings: VllmSettings, world: Any) -> None:
+async def test_no_score_holds_the_server_up(settings: VllmReplicaSettings, world: Any) -> None:
     """While prompts wait for the trainer's forward, streams go on and new ones begin; a request that waits can be cut."""
     forward = HeldForward(world.base)
     scored = PromptScoring(1, logprobs=True, topk=0)

@@ -17,7 +17,7 @@ import pytest
 from contracts.errors import EngineFailure, InvalidRequest
 from engine.sampling.replica import PromptScoring
 from engine.sampling.vllm.process import VllmProcess
-from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.settings import VllmReplicaSettings
 from tests.engine.sampling.drawing import GREEDY
 from tests.engine.sampling.handshakes import handshake, shake_hands
 from tests.engine.sampling.vllm.conftest import (
@@ -43,13 +43,13 @@ def server(world: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vll
 
 
 @pytest.fixture(scope="module")
-def settings(world: Any, server: VllmProcess, tmp_path_factory: pytest.TempPathFactory) -> VllmSettings:
+def settings(world: Any, server: VllmProcess, tmp_path_factory: pytest.TempPathFactory) -> VllmReplicaSettings:
     found = replica_settings(world, server, tmp_path_factory.mktemp("mortal"))
     return replace(found, head_adapters=False, api_key=KEY)
 
 
 @pytest.fixture(autouse=True)
-def awake(settings: VllmSettings) -> Iterator[None]:
+def awake(settings: VllmReplicaSettings) -> Iterator[None]:
     """Ends a pause or sleep that a failed test has left behind."""
     yield
     for path in ("/resume", "/wake_up"):
@@ -68,7 +68,7 @@ def test_its_engine_is_known_by_name_and_keeps_off_the_last_core(server: VllmPro
     assert set(psutil.Process(server.group).cpu_affinity()) == everywhere
 
 
-def test_no_other_user_of_the_machine_reaches_it(server: VllmProcess, settings: VllmSettings) -> None:
+def test_no_other_user_of_the_machine_reaches_it(server: VllmProcess, settings: VllmReplicaSettings) -> None:
     """The server's routes run code and stop it, and an API key leaves some of them open. Torch has a store on loopback."""
     assert ask_server(settings, "GET", "/is_sleeping").status_code == 200
     own = [one for one in psutil.process_iter() if os.getpgid(one.pid) == server.group]
@@ -76,7 +76,7 @@ def test_no_other_user_of_the_machine_reaches_it(server: VllmProcess, settings: 
     assert {sock.laddr.ip for sock in found} <= {"127.0.0.1", "::1"}
 
 
-async def test_scores_in_company(settings: VllmSettings, world: Any) -> None:
+async def test_scores_in_company(settings: VllmReplicaSettings, world: Any) -> None:
     async with serving(settings) as client:
         beside = client.start(PROMPT, world.dog, replace(GREEDY, max_tokens=200))
         await beside.reached(1)
@@ -90,13 +90,13 @@ async def test_scores_in_company(settings: VllmSettings, world: Any) -> None:
 
 
 async def test_it_passes_the_handshake_with_scores_of_its_own(
-    settings: VllmSettings, world: Any, tmp_path: Path
+    settings: VllmReplicaSettings, world: Any, tmp_path: Path
 ) -> None:
     async with serving(settings) as client, handshake(world, tmp_path, with_head=False) as made:
         await shake_hands(client.replica, made)
 
 
-async def test_heads_are_refused(settings: VllmSettings, world: Any) -> None:
+async def test_heads_are_refused(settings: VllmReplicaSettings, world: Any) -> None:
     """vLLM would drop the heads without an error."""
     async with serving(settings) as client:
         with pytest.raises(InvalidRequest, match="lm_head"):
@@ -106,13 +106,13 @@ async def test_heads_are_refused(settings: VllmSettings, world: Any) -> None:
             pass
 
 
-async def test_the_key_is_needed(settings: VllmSettings) -> None:
+async def test_the_key_is_needed(settings: VllmReplicaSettings) -> None:
     with pytest.raises(InvalidRequest, match="API key"):
         async with serving(replace(settings, api_key="another")):
             pass
 
 
-async def test_a_sleep_cuts_what_runs_and_is_forgotten_after_waking(settings: VllmSettings, world: Any) -> None:
+async def test_a_sleep_cuts_what_runs_and_is_forgotten_after_waking(settings: VllmReplicaSettings, world: Any) -> None:
     """A sleep gives memory back where vLLM's platform can, which a CPU cannot."""
     async with serving(settings) as client:
         replica: Any = client.replica
@@ -140,7 +140,7 @@ async def test_a_sleep_cuts_what_runs_and_is_forgotten_after_waking(settings: Vl
 
 @pytest.mark.parametrize("level", [1, 2])
 async def test_a_server_that_sleeps_is_woken_and_shakes_hands(
-    settings: VllmSettings, world: Any, tmp_path: Path, level: int
+    settings: VllmReplicaSettings, world: Any, tmp_path: Path, level: int
 ) -> None:
     """Level 2 drops the weights where vLLM's platform can, and the handshake tells; a CPU keeps them."""
     ask_server(settings, "POST", f"/sleep?level={level}").raise_for_status()
@@ -151,7 +151,7 @@ async def test_a_server_that_sleeps_is_woken_and_shakes_hands(
             assert_greedy((await client.ask(PROMPT, who, GREEDY)).only, who, PROMPT, 24)
 
 
-async def test_a_silent_server_that_is_paused_is_left_alone(settings: VllmSettings, world: Any) -> None:
+async def test_a_silent_server_that_is_paused_is_left_alone(settings: VllmReplicaSettings, world: Any) -> None:
     async with serving(replace(settings, probe_every_s=0.1, longest_silence_s=5.0)) as client:
         running = client.start(PROMPT, world.dog, GREEDY)
         await running.reached(1)
@@ -168,7 +168,7 @@ def engine_of(server: VllmProcess) -> list[psutil.Process]:
 
 
 async def test_an_engine_that_hangs_is_noticed_by_its_silence(
-    settings: VllmSettings, server: VllmProcess, world: Any
+    settings: VllmReplicaSettings, server: VllmProcess, world: Any
 ) -> None:
     async with serving(replace(settings, probe_every_s=0.2, longest_silence_s=5.0, cut_deadline_s=5.0)) as client:
         running = client.start(PROMPT, world.dog, LONG)
@@ -184,7 +184,7 @@ async def test_an_engine_that_hangs_is_noticed_by_its_silence(
         assert_greedy((await client.ask(PROMPT, world.dog, GREEDY)).only, world.dog, PROMPT, 24)
 
 
-async def test_a_server_that_hangs(settings: VllmSettings, server: VllmProcess, world: Any) -> None:
+async def test_a_server_that_hangs(settings: VllmReplicaSettings, server: VllmProcess, world: Any) -> None:
     impatient = replace(settings, probe_every_s=0.2, health_deadline_s=5.0, cut_deadline_s=5.0)
     async with serving(impatient) as client:
         running, cut = (client.start(PROMPT, who, LONG) for who in (world.dog, world.bare))
@@ -205,7 +205,7 @@ async def test_a_server_that_hangs(settings: VllmSettings, server: VllmProcess, 
         assert (await client.replica.health()).alive
 
 
-async def test_a_closed_replica_leaves_nothing_running(settings: VllmSettings, world: Any) -> None:
+async def test_a_closed_replica_leaves_nothing_running(settings: VllmReplicaSettings, world: Any) -> None:
     async with serving(settings) as client:
         running = client.start(PROMPT, world.dog, LONG)
         await running.reached(1)
@@ -217,7 +217,7 @@ async def test_a_closed_replica_leaves_nothing_running(settings: VllmSettings, w
         assert_greedy((await another.ask(PROMPT, world.dog, GREEDY)).only, world.dog, PROMPT, 24)
 
 
-async def test_killed_in_the_middle(settings: VllmSettings, server: VllmProcess, world: Any) -> None:
+async def test_killed_in_the_middle(settings: VllmReplicaSettings, server: VllmProcess, world: Any) -> None:
     async with serving(settings) as client:
         endless = replace(GREEDY, max_tokens=1800)
         running = [client.start(PROMPT, who, endless) for who in (world.dog, world.bare, world.dog)]

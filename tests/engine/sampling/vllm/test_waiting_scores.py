@@ -13,7 +13,7 @@ import pytest
 from contracts.errors import WeftError
 from engine.sampling.replica import PromptScored, PromptScoring
 from engine.sampling.vllm.replica import VllmReplica
-from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.settings import VllmReplicaSettings
 from tests.engine.sampling.drawing import GREEDY, Client
 from tests.engine.sampling.vllm.scripted import GOOD, ScriptedServer, scripted_settings
 from workers.base_forward import BaseForward, Prompt
@@ -38,12 +38,12 @@ class SlowForward(BaseForward):
 
 
 @pytest.fixture
-def settings(scripted: ScriptedServer, world: Any, tmp_path: Path) -> VllmSettings:
+def settings(scripted: ScriptedServer, world: Any, tmp_path: Path) -> VllmReplicaSettings:
     return replace(scripted_settings(scripted, world.base.facts, tmp_path), max_resident=1, head_adapters=True)
 
 
 @asynccontextmanager
-async def slow_client(settings: VllmSettings, world: Any) -> AsyncIterator[tuple[Client, SlowForward]]:
+async def slow_client(settings: VllmReplicaSettings, world: Any) -> AsyncIterator[tuple[Client, SlowForward]]:
     forward = SlowForward(world.base)
     replica = VllmReplica(settings, forward)
     await replica.start()
@@ -55,7 +55,9 @@ async def slow_client(settings: VllmSettings, world: Any) -> AsyncIterator[tuple
         await forward.close()
 
 
-async def test_a_prompt_that_waits_for_the_forward_holds_no_adapters_place(settings: VllmSettings, world: Any) -> None:
+async def test_a_prompt_that_waits_for_the_forward_holds_no_adapters_place(
+    settings: VllmReplicaSettings, world: Any
+) -> None:
     """The server has one place: a neighbour's adapter is loaded and drawn from meanwhile."""
     async with slow_client(settings, world) as (client, forward):
         waiting = client.start(PROMPT, world.cat, GREEDY, scoring=SCORING)
@@ -68,7 +70,7 @@ async def test_a_prompt_that_waits_for_the_forward_holds_no_adapters_place(setti
         assert drawn.only.ids == [1, 2, 3]
 
 
-async def test_the_forward_scores_no_prompt_that_was_cut(settings: VllmSettings, world: Any) -> None:
+async def test_the_forward_scores_no_prompt_that_was_cut(settings: VllmReplicaSettings, world: Any) -> None:
     """A neighbour's that waited behind it is scored."""
     async with slow_client(settings, world) as (client, forward):
         first = client.start(PROMPT, world.cat, GREEDY, scoring=SCORING)
@@ -84,7 +86,7 @@ async def test_the_forward_scores_no_prompt_that_was_cut(settings: VllmSettings,
 
 
 async def test_the_server_scores_no_prompt_that_was_cut_before_it_had_a_place(
-    settings: VllmSettings, scripted: ScriptedServer, world: Any
+    settings: VllmReplicaSettings, scripted: ScriptedServer, world: Any
 ) -> None:
     replica = VllmReplica(replace(settings, head_adapters=False, max_streams=1))
     await replica.start()
@@ -102,7 +104,7 @@ async def test_the_server_scores_no_prompt_that_was_cut_before_it_had_a_place(
     await replica.close()
 
 
-async def test_waiting_for_the_forward_is_no_silence_of_the_server(settings: VllmSettings, world: Any) -> None:
+async def test_waiting_for_the_forward_is_no_silence_of_the_server(settings: VllmReplicaSettings, world: Any) -> None:
     """A neighbour's request, which has come last, is not failed either."""
     quick = replace(settings, probe_every_s=0.05, longest_silence_s=2.0)
     async with slow_client(quick, world) as (client, forward):

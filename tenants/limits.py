@@ -108,13 +108,7 @@ async def set_tenant(
     A changed rate holds for what waits already, too; ``defaults`` are the limits of a tenant without own values.
     Raises ``NotFound``, and ``InvalidRequest`` for an unknown limit or a value out of range.
     """
-    for limit, value in limits.items():
-        if limit not in LIMIT_NAMES:
-            raise InvalidRequest(f"no limit is named {limit[:50]!r}; the limits are {', '.join(LIMIT_NAMES)}")
-        if value is not None and not 1 <= value <= MOST:
-            raise InvalidRequest(f"{limit} must be 1 to {MOST}, or `default`; got {value}")
-    if share is not None and not 0.001 <= share <= 1000:
-        raise InvalidRequest(f"share must be 0.001 to 1000; got {share}")
+    _check_change(limits, share)
     row = (
         await transaction.execute(
             select(Tenant.id, Tenant.limits, Tenant.share, Tenant.service_class)
@@ -140,6 +134,17 @@ async def set_tenant(
         {"limits": row.limits or {}, "share": row.share, "service_class": row.service_class},
         {"limits": own, "share": share or row.share, "service_class": service_class or row.service_class},
     )
+
+
+def _check_change(limits: Mapping[str, int | None], share: float | None) -> None:
+    """Raise ``InvalidRequest`` for an unknown limit or a value out of range."""
+    for limit, value in limits.items():
+        if limit not in LIMIT_NAMES:
+            raise InvalidRequest(f"no limit is named {limit[:50]!r}; the limits are {', '.join(LIMIT_NAMES)}")
+        if value is not None and not 1 <= value <= MOST:
+            raise InvalidRequest(f"{limit} must be 1 to {MOST}, or `default`; got {value}")
+    if share is not None and not 0.001 <= share <= 1000:
+        raise InvalidRequest(f"share must be 0.001 to 1000; got {share}")
 
 
 class Counted(IntEnum):

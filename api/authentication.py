@@ -5,6 +5,7 @@ valid key, or of a key without the scope, stays unread.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -12,8 +13,9 @@ from fastapi import Depends, Request
 from api.presented_key import presented_key
 from api.request_rates import count_request
 from api.security_events import note_refused_key, source_of
-from api.services import Services
-from api.suspended_requests import check_standing
+from api.services import ApiServices, Services
+from api.suspended_requests import check_standing, check_standing_again
+from api.wire.late_body import check_after_body
 from api.wire.sdk_version import pauses_unpaid
 from contracts.errors import Unauthenticated
 from store.fair_places import ask_for
@@ -28,6 +30,20 @@ async def get_caller(request: Request, services: Services) -> Principal:
     that the key may not be used from, ``Suspended`` as ``check_standing``, ``OverRate`` beyond a rate of requests,
     ``TooManyRequests``.
     """
+    principal = await _authenticated(request, services)
+    note_caller(principal.tenant, principal.key_id)
+    # For the handlers of errors, which tell who was refused.
+    request.state.principal = principal
+    principal.check_address()
+    check_standing(request, principal)
+    check_after_body(request, partial(_check_again, services, principal))
+    await count_request(request, services, principal)
+    ask_for(principal.tenant)
+    await services.admission.enter(principal.tenant, request.scope)
+    return principal if pauses_unpaid(request) else replace(principal, pauses_unpaid=False)
+
+
+async def _authenticated(request: Request, services: ApiServices) -> Principal:
     key = presented_key(request.headers)
     try:
         principal = await services.batched_reads.keys.authenticate(key, source_of(request))
@@ -36,15 +52,12 @@ async def get_caller(request: Request, services: Services) -> Principal:
         note_refused_key(request, key)
         raise
     services.admission.loop_time.know(key, principal.tenant)
-    note_caller(principal.tenant, principal.key_id)
-    # For the handlers of errors, which tell who was refused.
-    request.state.principal = principal
-    principal.check_address()
-    check_standing(request, principal)
-    await count_request(request, services, principal)
-    ask_for(principal.tenant)
-    await services.admission.enter(principal.tenant, request.scope)
-    return principal if pauses_unpaid(request) else replace(principal, pauses_unpaid=False)
+    return principal
+
+
+async def _check_again(services: ApiServices, before: Principal, request: Request) -> None:
+    """Raise what refuses a caller whose key or tenant has ended or been suspended while its body came."""
+    check_standing_again(request, before, await _authenticated(request, services))
 
 
 Caller = Annotated[Principal, Depends(get_caller)]

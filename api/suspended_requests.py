@@ -3,7 +3,8 @@
 from fastapi import Request
 
 from api.route_bounds import bounds_of
-from tenants.rights import Principal
+from contracts.errors import Unavailable
+from tenants.rights import Principal, SuspendMode
 
 _GOES_ON = frozenset({"GET", "HEAD", "DELETE"})
 
@@ -13,3 +14,13 @@ def check_standing(request: Request, caller: Principal) -> None:
     caller.check_not_blocked()
     if request.method not in _GOES_ON and not bounds_of(request.scope).goes_on:
         caller.check_new_work()
+
+
+def check_standing_again(request: Request, before: Principal, caller: Principal) -> None:
+    """Check the caller as it is after a late body; its endpoint goes on with the caller as it was ``before``.
+
+    Raises as ``check_standing``, and ``Unavailable`` if the tenant has become read-only: a repeat is judged by that.
+    """
+    check_standing(request, caller)
+    if caller.suspension is SuspendMode.READ_ONLY and before.suspension is not SuspendMode.READ_ONLY:
+        raise Unavailable("this tenant has become read-only while the request came in; send it again")

@@ -109,10 +109,7 @@ class KeyReader:
 
 def live_principal(row: Any, via: Via, address: str | None, now: datetime) -> Principal:
     """Return the principal of a row of ``KEY_COLUMNS``. Raises ``Unauthenticated`` for a revoked or expired key."""
-    if row.revoked_at is not None:
-        raise _refusal()
-    if row.expires_at is not None and row.expires_at <= now:
-        raise Unauthenticated(f"this API key expired at {row.expires_at:%Y-%m-%dT%H:%M:%SZ}; send another one")
+    check_live(row, now)
     return Principal(
         tenant=TenantId(row.tenant_id),
         key_id=row.id,
@@ -126,6 +123,14 @@ def live_principal(row: Any, via: Via, address: str | None, now: datetime) -> Pr
         budget_key=row.budget_key,
         tenant_limits=row.tenant_limits,
     )
+
+
+def check_live(row: Any, now: datetime) -> None:
+    """Raise ``Unauthenticated`` for the row of a key that was revoked or has expired."""
+    if row.revoked_at is not None:
+        raise _refusal()
+    if row.expires_at is not None and row.expires_at <= now:
+        raise Unauthenticated(f"this API key expired at {row.expires_at:%Y-%m-%dT%H:%M:%SZ}; send another one")
 
 
 def rights_of(row: Any) -> KeyRights:

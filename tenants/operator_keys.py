@@ -100,14 +100,17 @@ async def authenticate_operator(database: Database, secret: str | None, clock: C
         row = await session.scalar(select(OperatorKey).where(OperatorKey.prefix == shown_prefix(secret)))
     now = clock()
     stored = bytes(HASH_BYTES) if row is None else row.secret_hash
-    if not hmac.compare_digest(stored, hash_of(secret)) or row is None or not _is_live(row, now):
+    if not hmac.compare_digest(stored, hash_of(secret)) or row is None:
         raise _refusal()
+    check_live_operator(row, now)
     await _note_use(database, row, now)
     return Operator(row.prefix, row.id)
 
 
-def _is_live(row: OperatorKey, now: datetime) -> bool:
-    return row.revoked_at is None and (row.expires_at is None or row.expires_at > now)
+def check_live_operator(row: OperatorKey | None, now: datetime) -> None:
+    """Raise ``Unauthenticated`` for the row of a key that was revoked or has expired, and for None."""
+    if row is None or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now):
+        raise _refusal()
 
 
 async def _note_use(database: Database, row: OperatorKey, now: datetime) -> None:

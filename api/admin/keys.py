@@ -19,6 +19,7 @@ from store.tables import ApiKey
 from telemetry.security import SecurityEvent
 from tenants.audit import rights_told
 from tenants.audit_actions import Action
+from tenants.key_holds import hold_operator
 from tenants.key_text import shown_prefix
 from tenants.keys import create_key, revoke_key, rotate_key, set_key_limits
 from tenants.pages import page_of
@@ -67,6 +68,7 @@ async def make_key(
     another key.
     """
     async with admin.runtime.database.write() as transaction:
+        await hold_operator(transaction, caller, admin.runtime.clock())
         # Locked: repeats come one after the other.
         tenant = TenantId((await find_row(transaction, tenant_id, for_change=True)).id)
         projects = None if body.projects is None else await find_projects(transaction, tenant, body.projects)
@@ -112,6 +114,7 @@ async def rotate(
     that has ended.
     """
     async with admin.runtime.database.write() as transaction:
+        await hold_operator(transaction, caller, admin.runtime.clock())
         found = await transaction.get(ApiKey, key_id, with_for_update=True)
         if found is None:
             raise _no_key(key_id)

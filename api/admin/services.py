@@ -3,12 +3,14 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Protocol
 
 from fastapi import Depends, Request
 
 from api.loop_time import LoopTime
 from api.presented_key import presented_key
+from api.wire.late_body import check_after_body
 from contracts.errors import Unauthenticated
 from contracts.ids import TenantId
 from ledger.runtime import Runtime
@@ -99,7 +101,13 @@ Admin = Annotated[AdminServices, Depends(get_admin)]
 
 
 async def get_operator(request: Request, admin: Admin) -> Operator:
-    """Return the operator that the request acts as. Raises ``Unauthenticated``."""
+    """Return the operator that the request acts as. Raises ``Unauthenticated``, also after a late body."""
+    operator = await _authenticated(admin, request)
+    check_after_body(request, partial(_check_again, admin))
+    return operator
+
+
+async def _authenticated(admin: AdminServices, request: Request) -> Operator:
     secret = presented_key(request.headers)
     try:
         operator = await admin.authenticate(request)
@@ -108,6 +116,11 @@ async def get_operator(request: Request, admin: Admin) -> Operator:
         raise
     admin.admit(secret)
     return operator
+
+
+async def _check_again(admin: AdminServices, request: Request) -> None:
+    """Raise ``Unauthenticated`` for an operator whose key has ended while the body came."""
+    await _authenticated(admin, request)
 
 
 Caller = Annotated[Operator, Depends(get_operator)]

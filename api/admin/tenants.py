@@ -37,6 +37,7 @@ from store.tables import ApiKey, ProcessKind, Tenant, WorkerProcess
 from telemetry.security import SecurityEvent
 from tenants.audit import rights_told
 from tenants.audit_actions import Action
+from tenants.key_holds import hold_operator
 from tenants.key_text import key_text
 from tenants.keys import Repeatable, create_key
 from tenants.limits import Counted, hold_count, set_tenant
@@ -132,6 +133,7 @@ async def make_tenant(
     """
     repeatable = repeatable_by(admin, caller, "tenants", idempotency_key)
     async with admin.runtime.database.write() as transaction:
+        await hold_operator(transaction, caller, admin.runtime.clock())
         await hold_count(transaction, Counted.OPERATORS, [TenantId(caller.name)])
         made = None if repeatable is None else await _made_before(transaction, repeatable, body.name)
         if made is not None:

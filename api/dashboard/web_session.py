@@ -3,6 +3,7 @@
 The principal is the API's own, with the rights that the key has now, and it counts among its tenant's requests in progress.
 """
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -11,8 +12,9 @@ from api.dashboard.cookies import check_secure, session_cookie
 from api.dashboard.unattended import is_unattended
 from api.request_rates import count_request
 from api.security_events import note_refusal, source_of
-from api.services import Services
-from api.suspended_requests import check_standing
+from api.services import ApiServices, Services
+from api.suspended_requests import check_standing, check_standing_again
+from api.wire.late_body import check_after_body
 from contracts.errors import Forbidden, Unauthenticated
 from store.fair_places import ask_for
 from telemetry.context import note_caller
@@ -55,12 +57,19 @@ async def get_page_caller(request: Request, services: Services) -> Principal:
     if not _is_logout(request):
         check_standing(request, principal)
     request.state.web_session = found.id
+    check_after_body(request, partial(_check_again, services, principal))
     ask_for(principal.tenant)
     await services.admission.enter(principal.tenant, request.scope)
     if found.is_due:
         async with runtime.database.write() as transaction:
             await note_seen(transaction, found.id, runtime.clock())
     return principal
+
+
+async def _check_again(services: ApiServices, before: Principal, request: Request) -> None:
+    """Raise what refuses a caller whose session, key or tenant has ended or been suspended while its form came."""
+    again = await services.batched_reads.web_sessions.principal(session_cookie(request), source_of(request))
+    check_standing_again(request, before, again)
 
 
 def _check_look(request: Request, operator: str | None) -> None:

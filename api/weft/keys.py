@@ -28,12 +28,12 @@ from telemetry.security import SecurityEvent
 from tenants.audit import rights_told
 from tenants.audit_actions import Action
 from tenants.budgets import has_budget
+from tenants.key_holds import hold_keys
 from tenants.key_reader import rights_of
 from tenants.keys import (
     Repeatable,
     check_rights,
     create_key,
-    find_key,
     pages_of_keys,
     revoke_key,
     rotate_key,
@@ -86,7 +86,8 @@ async def make_key(
     repeatable = _repeatable(services, caller, "create", idempotency_key)
     async with services.runtime.database.write() as transaction:
         # Repeats come one after the other.
-        await find_key(transaction, caller.tenant, caller.key_id)
+        caller, _ = await hold_keys(transaction, caller, services.runtime.clock())
+        caller.check_new_work()
         rights = await _rights(transaction, caller, body, services.runtime.clock())
         made = await create_key(
             transaction,
@@ -129,7 +130,7 @@ async def rotate(
         )
     repeatable = _repeatable(services, caller, f"rotate/{key_id}", idempotency_key)
     async with services.runtime.database.write() as transaction:
-        key = await _manageable(transaction, caller, key_id)
+        key = await _manageable(transaction, caller, key_id, services.runtime.clock())
         made = await rotate_key(
             transaction,
             key,
@@ -157,7 +158,7 @@ async def change_key_limits(
     Keys that took one another's place share them. Raises ``NotFound``, ``Forbidden``, ``InvalidRequest``.
     """
     async with services.runtime.database.write() as transaction:
-        key = await _manageable(transaction, caller, key_id)
+        key = await _manageable(transaction, caller, key_id, services.runtime.clock())
         changed = await set_key_limits(transaction, key, body.limits, services.runtime.clock)
         _check_within(caller.rights, replace(rights_of(key), limits=changed.limits or None))
         before, after = {"limits": changed.before}, {"limits": changed.limits}
@@ -172,7 +173,7 @@ async def revoke(caller: AnyKey, services: Services, request: Request, key_id: K
     """Revoke a key, and end its samples, at once. Every key may revoke itself. Raises ``NotFound``, ``Forbidden``."""
     runtime = services.runtime
     async with runtime.database.write() as transaction:
-        key = await _manageable(transaction, caller, key_id)
+        key = await _manageable(transaction, caller, key_id, runtime.clock())
         revoked = await revoke_key(transaction, prefix=key.prefix, clock=runtime.clock)
         await runtime.ledger.cancel(transaction, OfKeys(revoked.tenant, [revoked.id]), key_ended(), only_samples=True)
         if revoked.was_live:
@@ -223,11 +224,14 @@ async def _shared_payer(session: AsyncSession, caller: Principal, body: NewKeyRe
     return caller.payer
 
 
-async def _manageable(session: AsyncSession, caller: Principal, key_id: int) -> ApiKey:
-    """Return the caller's own key, or another of the tenant's that may no more. Raises ``Forbidden``, ``NotFound``."""
+async def _manageable(session: AsyncSession, caller: Principal, key_id: int, now: datetime) -> ApiKey:
+    """Return the caller's own key, or another of the tenant's that may no more.
+
+    Raises ``Forbidden``, ``NotFound``, and as ``hold_keys``.
+    """
     if key_id != caller.key_id:
         caller.check(Scope.KEYS)
-    key = await find_key(session, caller.tenant, key_id)
+    key = (await hold_keys(session, caller, now, key_id))[1][key_id]
     if key_id != caller.key_id:
         _check_within(caller.rights, rights_of(key))
         if (key.budget_key or key.id) != caller.payer and await _is_bounded(session, caller):

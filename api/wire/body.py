@@ -10,6 +10,7 @@ from time import monotonic
 import zstandard
 from starlette.requests import Request
 
+from api.wire.late_body import check_late_body
 from contracts.errors import BodyTooSlow, InvalidRequest, PayloadTooLarge
 
 _WINDOW_LOG_MAX = 27
@@ -49,7 +50,7 @@ class RawBody:
 async def read_body(request: Request, limit: int, *, idle_seconds: float) -> RawBody:
     """Read the body as it comes, and no more than ``limit`` bytes and a piece.
 
-    Raises ``InvalidRequest`` for an encoding that is not taken, and as ``body_pieces``.
+    Raises ``InvalidRequest`` for an encoding that is not taken, and as ``body_pieces`` and ``check_late_body``.
     """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "zstd"):
@@ -61,14 +62,16 @@ async def read_body(request: Request, limit: int, *, idle_seconds: float) -> Raw
             size += len(piece)
             pieces.append(piece)
             if size > limit:
-                return RawBody(b"".join(pieces), encoding, is_cut=True)
-    return RawBody(b"".join(pieces), encoding, is_cut=False)
+                # What is recorded of it is the caller's act, as that of a whole body.
+                await check_late_body(request)
+                break
+    return RawBody(b"".join(pieces), encoding, is_cut=size > limit)
 
 
 async def body_pieces(
     request: Request, *, idle_seconds: float, slowest: int = SLOWEST_BYTES_A_SECOND
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the body's bytes as they come.
+    """Yield the body's bytes as they come. After the last the caller of a late body is checked again (``check_late_body``).
 
     Raises ``BodyTooSlow`` when no byte comes for ``idle_seconds``, or when the whole comes slower than ``slowest`` bytes a
     second.
@@ -83,6 +86,7 @@ async def body_pieces(
         except TimeoutError:
             raise BodyTooSlow("the body came too slowly; send it again") from None
         if piece is None:
+            await check_late_body(request)
             return
         size += len(piece)
         yield piece

@@ -15,6 +15,7 @@ from api.dashboard.operators.tenants import shown_tenant
 from contracts.errors import InvalidRequest, WeftError
 from contracts.ids import TenantId
 from tenants.audit_actions import Action
+from tenants.key_holds import hold_operator
 from tenants.looks import LOOK, begin_look
 
 router = APIRouter()
@@ -29,6 +30,7 @@ async def look(operator: PageOperator, admin: Admin, request: Request, tenant_id
         if not reason:
             raise InvalidRequest("say why you look: the tenant reads it in its audit log")
         async with runtime.database.write() as transaction:
+            await hold_operator(transaction, operator, runtime.clock())
             tenant = await find_row(transaction, tenant_id)
             code = await begin_look(
                 transaction, TenantId(tenant.id), operator=operator.name, reason=reason, clock=runtime.clock

@@ -3,6 +3,7 @@
 The cookie has a name of its own, and its session a table of its own: a tenant's opens nothing here, nor an operator's there.
 """
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Request, Response
@@ -11,6 +12,7 @@ from api.admin.services import Admin, AdminServices
 from api.dashboard.cookies import check_secure
 from api.dashboard.unattended import is_unattended
 from api.presented_session import OPERATOR_COOKIE, presented_session
+from api.wire.late_body import check_after_body
 from contracts.errors import Unauthenticated
 from tenants.operator_keys import Operator
 from tenants.operator_sessions import WHOLE, LiveOperatorSession, live_operator_session, note_operator_seen
@@ -32,16 +34,26 @@ def drop_cookie(response: Response) -> None:
 async def get_operator_session(request: Request, admin: Admin) -> LiveOperatorSession:
     """Return the session of the request's browser. Raises ``Unauthenticated``, upon which it is sent to the login."""
     check_secure(request, may_be_insecure=False)
-    secret = presented_session(request.headers, OPERATOR_COOKIE)
-    found, now = await find_session(request, admin), admin.runtime.clock()
-    if found is None:
-        admin.refuse(secret)
-        raise Unauthenticated("this session has ended; log in again")
-    admin.admit(secret)
+    found, now = await _live_session(request, admin), admin.runtime.clock()
+    admin.admit(presented_session(request.headers, OPERATOR_COOKIE))
+    check_after_body(request, partial(_check_again, admin))
     if found.is_due(now) and not is_unattended(request):
         async with admin.runtime.database.write() as transaction:
             await note_operator_seen(transaction, found.id, now)
     return found
+
+
+async def _live_session(request: Request, admin: AdminServices) -> LiveOperatorSession:
+    found = await find_session(request, admin)
+    if found is None:
+        admin.refuse(presented_session(request.headers, OPERATOR_COOKIE))
+        raise Unauthenticated("this session has ended; log in again")
+    return found
+
+
+async def _check_again(admin: AdminServices, request: Request) -> None:
+    """Raise ``Unauthenticated`` for a browser whose session or key has ended while the form came."""
+    await _live_session(request, admin)
 
 
 async def find_session(request: Request, admin: AdminServices) -> LiveOperatorSession | None:

@@ -1,7 +1,8 @@
 """Archives whose upload broke off: one for a tenant is kept, so that the same request can go on where it ended.
 
 A part is a file ``imports/part-TENANT/DIGEST``, the digest of the key that sent it and of its ``Idempotency-Key``. Moves of files
-hand it on, so that no two requests write one. No row names it: housekeeping removes its folder a day after its last change.
+hand it on, so that no two requests write one. No row names it: housekeeping removes its folder a day after its last change, and
+with the tenant.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ from pathlib import Path
 from contracts.errors import SequenceConflict
 from store.data_folder import DataFolder
 from tenants.rights import Principal
-from tenants.weight_jobs import IMPORTS
+from tenants.weight_jobs import parts_folder
 
 
 class ArchivePart:
@@ -20,7 +21,7 @@ class ArchivePart:
 
     def __init__(self, folder: DataFolder, caller: Principal, key: str) -> None:
         digest = hashlib.blake2b(f"{caller.key_id}/{key}".encode(), digest_size=16).hexdigest()
-        self._parts = folder.path(f"{IMPORTS}/part-{caller.tenant}")
+        self._parts = folder.path(parts_folder(caller.tenant))
         self._file = self._parts / digest
 
     def received(self) -> int:

@@ -131,21 +131,32 @@ async def holdings(session: AsyncSession, tenant: TenantId) -> Holdings:
 
 
 async def next_due(session: AsyncSession, now: datetime, *, after: str) -> TenantId | None:
-    """Return the first tenant behind ``after``, in order of ids, whose grace time is over and that still has something."""
+    """Return the first tenant behind ``after``, in order of ids, whose grace time is over and that still has something.
+
+    One that is deleted and has something all the same is among them.
+    """
     due = select(Tenant.id).where(Tenant.id > after, *_is_due(now)).order_by(Tenant.id).limit(1)
     found = await session.scalar(due)
     return None if found is None else TenantId(found)
 
 
 async def lock_due(transaction: AsyncSession, tenant: TenantId, now: datetime) -> bool:
-    """Let nobody restore the tenant until the transaction ends. Return whether it is due still."""
+    """Let nobody restore the tenant until the transaction ends. Return whether it is due still.
+
+    A deleted one with leftovers is not deleted any more: it is removed once more, to the end.
+    """
     # Not against inserts of rows that name the tenant: whoever does that may hold locks that the removal needs.
     held = select(Tenant.id).where(Tenant.id == tenant, *_is_due(now)).with_for_update(key_share=True)
-    return await transaction.scalar(held) is not None
+    if await transaction.scalar(held) is None:
+        return False
+    again = update(Tenant).where(Tenant.id == tenant, Tenant.deleted_at.is_not(None)).values(deleted_at=None)
+    await _changed(transaction, again)
+    return True
 
 
 def _is_due(now: datetime) -> tuple[ColumnElement[bool], ...]:
-    return (Tenant.delete_at <= now, Tenant.deleted_at.is_(None))
+    left = [exists().where(table.tenant_id == Tenant.id) for table in (Checkpoint, WeightJob)]
+    return (Tenant.delete_at <= now, or_(Tenant.deleted_at.is_(None), *left))
 
 
 async def end_tenant(transaction: AsyncSession, tenant: TenantId, now: datetime, *, most: int) -> int:

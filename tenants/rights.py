@@ -259,7 +259,7 @@ class Principal:
     def check_new_work(self) -> None:
         """Raise ``Suspended`` if the tenant is read-only."""
         if self.suspension is SuspendMode.READ_ONLY:
-            raise Suspended(f"this tenant is read-only, so it takes no new work and no changes: {self._told}")
+            raise read_only(self.reason)
 
     def check_base(self, base_model: str) -> None:
         """Raise ``Forbidden`` for a base model that the key is not for."""
@@ -301,6 +301,11 @@ class Principal:
 def blocked(reason: str | None) -> Suspended:
     """Return the error of a blocked tenant's requests."""
     return Suspended(f"this tenant is blocked: {_told(reason)}")
+
+
+def read_only(reason: str | None) -> Suspended:
+    """Return the error of a read-only tenant's new work."""
+    return Suspended(f"this tenant is read-only, so it takes no new work and no changes: {_told(reason)}")
 
 
 def _told(reason: str | None) -> str:

@@ -13,7 +13,7 @@ from contracts.errors import InvalidRequest, NotFound
 from contracts.ids import TenantId
 from contracts.webhooks import EventKind
 from store.tables import Tenant
-from tenants.rights import LENIENT, SuspendMode
+from tenants.rights import LENIENT, SuspendMode, blocked, known_mode, read_only
 from tenants.webhook_events import TenantEvent, record_events
 
 MOST_CHARACTERS = 500
@@ -93,6 +93,20 @@ def check_stays(tenant: Tenant) -> None:
         raise InvalidRequest(f"tenant {tenant.name!r} is deleted; make another one")
     if tenant.delete_at is not None:
         raise InvalidRequest(f"tenant {tenant.name!r} is to be deleted; restore it first (`weft tenant restore`)")
+
+
+async def hold_working(transaction: AsyncSession, tenant: TenantId) -> None:
+    """Keep the tenant as it is until the transaction ends. Raises ``Suspended`` for one that takes no new work.
+
+    Who suspends or deletes it waits; its own other rows are made meanwhile.
+    """
+    query = select(Tenant.suspended_at, Tenant.suspend_mode, Tenant.suspend_reason).where(Tenant.id == tenant)
+    row = (await transaction.execute(query.with_for_update(read=True, key_share=True))).one()
+    mode = None if row.suspended_at is None else known_mode(row.suspend_mode)
+    if mode is SuspendMode.BLOCKED:
+        raise blocked(row.suspend_reason)
+    if mode is SuspendMode.READ_ONLY:
+        raise read_only(row.suspend_reason)
 
 
 async def _named(session: AsyncSession, name: str) -> Tenant:

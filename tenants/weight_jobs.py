@@ -23,6 +23,7 @@ from tenants.limit_use import STORAGE_USE
 from tenants.limits import Counted, Limits, hold_count
 from tenants.reach import Owner, Reach, includes, tenant_of, within
 from tenants.storage import check_storage, room_in_project
+from tenants.suspensions import hold_working
 from tenants.webhook_events import TenantEvent, record_events
 
 MOST_UNFINISHED = 8
@@ -88,9 +89,11 @@ async def add_import(
 ) -> WeightJob:
     """Record a job for the archive in ``staged_folder(job.id)``, or return the one that the same request has made before.
 
-    Raises ``TooManyOperations``, ``StorageFull``, and ``SequenceConflict`` for a key of another request.
+    Raises ``TooManyOperations``, ``StorageFull``, ``SequenceConflict`` for a key of another request, and ``Suspended`` for a
+    tenant that takes no new work by now: an archive may have taken hours to come.
     """
     tenant = tenant_of(owner)
+    await hold_working(transaction, tenant)
     await hold_count(transaction, Counted.STORAGE, [tenant])
     if (earlier := await job_of_key(transaction, owner, job.key)) is not None:
         check_repeated_import(earlier, job, asked)
@@ -164,6 +167,11 @@ def new_job_id() -> str:
 def staged_folder(job_id: str) -> str:
     """Return the folder of an import's archive, relative to the data folder."""
     return f"{IMPORTS}/{job_id}"
+
+
+def parts_folder(tenant: TenantId) -> str:
+    """Return the folder of the tenant's archives whose upload broke off, relative to the data folder."""
+    return f"{IMPORTS}/part-{tenant}"
 
 
 async def _unfinished(session: AsyncSession, tenant: TenantId) -> list[WeightJob]:

@@ -118,7 +118,8 @@ async def import_archive(
 async def _staged(services: ApiServices, caller: Principal, request: Request, job: NewJob, offset: int) -> int:
     """Write the body to the job's folder and return the archive's bytes.
 
-    The folder goes if the body does not come whole. What has come is kept if the request has a key.
+    The folder goes if the body does not come whole, and once the caller's key has ended or its tenant is blocked. What has come
+    is kept if the request has an ``Idempotency-Key`` and its caller goes on.
     """
     runtime = services.runtime
     async with runtime.database.read() as session:
@@ -131,10 +132,11 @@ async def _staged(services: ApiServices, caller: Principal, request: Request, jo
         raise InvalidRequest("Upload-Offset: send the Idempotency-Key of the upload that broke off, too")
     if part is not None:
         await asyncio.to_thread(part.take, target, offset) if offset else await asyncio.to_thread(part.drop)
+    is_ended = services.ended_keys.of(caller.tenant, caller.key_id)
     try:
-        return await store_body(request, target, check, idle_seconds=idle, offset=offset)
+        return await store_body(request, target, check, idle_seconds=idle, is_ended=is_ended, offset=offset)
     except (ClientDisconnect, BodyTooSlow, Unavailable, asyncio.CancelledError):
-        if part is not None and target.exists():
+        if part is not None and target.exists() and not is_ended():
             await asyncio.to_thread(part.keep, target)
         await asyncio.to_thread(runtime.data_folder.remove, folder)
         raise

@@ -28,3 +28,10 @@ async def check_late_body(request: Request) -> None:
     checked_at, check = getattr(request.state, "caller_check", (0.0, None))
     if check is not None and monotonic() - checked_at >= MOMENT_SECONDS:
         await check(request)
+
+
+async def check_caller(request: Request) -> None:
+    """Check the caller again, whenever that was done last. Raises as its ``Check``."""
+    _, check = getattr(request.state, "caller_check", (0.0, None))
+    if check is not None:
+        await check(request)

@@ -9,6 +9,7 @@ from ledger.cancellation import OfTenant
 from ledger.runtime import Runtime
 from store.database_clock import database_now
 from tenants.deletion import end_tenant, has_remains, lock_due, next_due, scrub_tenant
+from tenants.weight_jobs import parts_folder
 from workers.housekeeping.step import LARGE, Batch
 
 log = logging.getLogger(__name__)
@@ -46,4 +47,6 @@ async def remove_part(runtime: Runtime, tenant: TenantId) -> int:
         ended = await end_tenant(transaction, tenant, now, most=LARGE)
         if ended or await has_remains(transaction, tenant, now):
             return ended
+        # No row names it, and its uploads have ended with its keys.
+        await asyncio.to_thread(runtime.data_folder.remove, parts_folder(tenant))
         return await scrub_tenant(transaction, tenant, now, most=LARGE)

@@ -14,7 +14,7 @@ from contracts.ids import TenantId
 from contracts.operations import OptimStepped
 from contracts.weight_jobs import JobKind, JobState
 from store.tables import RunPoint, WeightJob
-from tenants.weight_jobs import new_job_id
+from tenants.weight_jobs import new_job_id, parts_folder
 from tests.api.admin.conftest import Admin
 from tests.api.conftest import Tenant
 from tests.workers.presence import be_present
@@ -172,6 +172,24 @@ async def test_a_deleted_tenants_jobs_end_with_their_files_and_no_others_do(
     assert (await admin.http.get(f"/tenants/{cats.id}")).json()["deleted_at"]
     assert (await jobs(dogs), folders(admin)) == (theirs, their_folders)
     assert list(theirs.values()) == [False] * 4
+
+
+async def test_a_deleted_tenant_that_has_something_all_the_same_is_removed_once_more(
+    admin: Admin, cats: Tenant, dogs: Tenant
+) -> None:
+    """A request that an older version let in late has recorded an import; a part of an upload goes with the first removal."""
+    data = admin.service.services.runtime.data_folder
+    for tenant in (cats, dogs):
+        data.path(parts_folder(tenant.id)).mkdir(parents=True)
+    await mark(admin, cats, grace_seconds=0)
+    await keep_house(admin, 3)
+    assert (await admin.http.get(f"/tenants/{cats.id}")).json()["deleted_at"]
+    assert [data.path(parts_folder(one.id)).exists() for one in (cats, dogs)] == [False, True]
+    theirs = folders(admin)
+    await job(cats, kind=JobKind.IMPORT)
+    await keep_house(admin, 3)
+    assert (await admin.http.get(f"/tenants/{cats.id}")).json()["deleted_at"]
+    assert (await jobs(cats), folders(admin)) == ({}, theirs)
 
 
 async def test_a_deletion_that_was_taken_back_after_it_was_seen_is_not_carried_out(admin: Admin, cats: Tenant) -> None:

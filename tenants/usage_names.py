@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -29,9 +30,9 @@ async def key_names(session: AsyncSession, tenant: TenantId) -> dict[int, KeyNam
 
 async def metadata_of_sessions(
     session: AsyncSession, tenant: TenantId, ids: Collection[str]
-) -> dict[str, dict[str, str] | None]:
-    """Return the metadata of each of the sessions that is not forgotten."""
-    found: dict[str, dict[str, str] | None] = {}
+) -> dict[str, dict[str, Any] | None]:
+    """Return the metadata of each of the sessions that is not forgotten: any JSON, as it was sent."""
+    found: dict[str, dict[str, Any] | None] = {}
     wanted: Sequence[str] = sorted(ids)
     for begin in range(0, len(wanted), _AT_ONCE):
         some = wanted[begin : begin + _AT_ONCE]

@@ -21,7 +21,7 @@ from api.endable_response import EndableResponse
 from api.request_body import off_loop
 from api.security_events import note_read
 from api.services import ApiServices, Services
-from api.wire.request_model import NO_NUL, UtcTime
+from api.wire.request_model import NO_NUL, UtcTime, text_values
 from contracts.errors import InvalidRequest
 from contracts.ids import TenantId
 from contracts.operations import OperationKind
@@ -205,7 +205,8 @@ async def _told(
         async with services.runtime.database.survey() as session:
             found = await metadata_of_sessions(session, caller.tenant, some)
         if found:
-            yield comma + orjson.dumps({id: {"user_metadata": metadata} for id, metadata in found.items()})[1:-1]
+            told = {id: {"user_metadata": text_values(metadata)} for id, metadata in found.items()}
+            yield comma + orjson.dumps(told)[1:-1]
             comma = b","
     through = facts.final_before.isoformat() if facts.prices.currency else None
     yield b'},"cost_data_through":' + orjson.dumps(through) + b"}"

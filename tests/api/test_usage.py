@@ -1,14 +1,19 @@
 """Usage over HTTP: by hour in the SDK's form and in weft's own, with the same totals, and a tenant's own."""
 
+import asyncio
 import base64
 import csv
 import io
 import json
+import os
+import sys
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from sqlalchemy import insert, update
+from tinker.types.billing_usage_response import BillingUsageResponse
 
 from ledger.pruning import prune
 from store.tables import ApiKey, Operation, StorageHour
@@ -355,3 +360,30 @@ async def test_no_cell_of_a_file_is_a_formula(cats, dogs, form: str) -> None:
     cells = [cell for row in csv.reader(io.StringIO(text, newline="")) for cell in row]
     assert not [one for one in cells if one.startswith(("=", "+", "-", "@", "\t", "\r"))]
     assert all(any(name in one for one in cells) for name in names)
+
+
+async def test_the_sdk_reads_usage_whose_sessions_have_metadata_that_is_no_text(cats, dogs) -> None:
+    """The SDK takes text alone, and one session would cost it the whole window."""
+    told = {}
+    for tenant in (cats, dogs):
+        sent = {"user_metadata": {"lr": 0.1, "cfg": {"a": 1}, "note": tenant.id}, "sdk_version": "0.38.0", "tags": []}
+        made = (await tenant.http.post("/create_session", json=sent)).raise_for_status().json()["session_id"]
+        await ended(tenant, f"{made}:train:0", 1)
+        told[tenant.id] = made
+    found = (await cats.http.get("/billing/usage/events", params=window(cats))).raise_for_status()
+    read = BillingUsageResponse.model_validate_json(found.content)
+    assert {id: one.user_metadata for id, one in read.sessions.items()} == {
+        told[cats.id]: {"lr": "0.1", "cfg": '{"a":1}', "note": cats.id}
+    }
+    begin, end = (window(cats)[name] for name in ("starting_on", "ending_before"))
+    environment = os.environ | {"TINKER_BASE_URL": cats.service.url, "TINKER_API_KEY": cats.key}
+    command = await asyncio.create_subprocess_exec(
+        Path(sys.executable).with_name("tinker"),
+        *("--format", "json", "billing", "usage", begin, end),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment,
+    )
+    async with asyncio.timeout(60):
+        _, said = await command.communicate()
+    assert command.returncode == 0, said.decode()

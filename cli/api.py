@@ -4,8 +4,6 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack
 
-import typer
-
 from api.services import ApiServices
 from cli.address import address
 from cli.admin_listener import serve_admin
@@ -13,6 +11,7 @@ from cli.base_models import read_base_models
 from cli.cluster_runtime import API, open_cluster
 from cli.http_server import ApiServer, bind
 from cli.process import keep_pauses_short
+from cli.standard_output import say
 from engine.sampling.vocabulary import read_vocabulary
 from store.settings import Settings
 from tenants.audit_tally import write_last_counts
@@ -50,5 +49,5 @@ async def serve_api(settings: Settings) -> None:
         server.end_on_signals()
         listener.listen(server.config.backlog)
         keep_pauses_short()
-        typer.echo(f"ready; the API listens on {address(listener)}")
+        say(f"ready; the API listens on {address(listener)}")
         await server.serve(sockets=[listener])

@@ -3,11 +3,11 @@
 Each step of housekeeping is a task of its own. Two beats do no harm: a task that runs twice finds nothing left to do.
 """
 
-import typer
 from celery.apps.beat import Beat
 
 from cli.cluster_runtime import check_cluster
 from cli.process import log_to_standard_error
+from cli.standard_output import say
 from store.settings import Settings
 from workers.cluster.celery_app import beat_schedule, make_celery
 from workers.housekeeping.schedule import StepName, interval
@@ -17,7 +17,7 @@ def send_when_due(settings: Settings) -> None:
     """Send tasks until SIGINT or SIGTERM. Blocking. Raises ``InvalidRequest`` for settings that are not a cluster's."""
     check_cluster(settings)
     log_to_standard_error(settings, "beat")
-    typer.echo("ready; housekeeping is sent when it is due")
+    say("ready; housekeeping is sent when it is due")
     # Celery leaves a root logger that has a handler alone, and with ``redirect_stdouts`` off standard output, too.
     app = make_celery(settings)
     app.conf.beat_schedule = beat_schedule({step: interval(step, settings) for step in StepName})

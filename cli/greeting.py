@@ -3,10 +3,7 @@
 Loads neither torch nor FastAPI: a cluster's supervisor greets, too.
 """
 
-import sys
-
-import typer
-
+from cli.standard_output import say
 from cli.ui import login_link
 from store.clock import utc_now
 from store.database import Database
@@ -56,5 +53,4 @@ def greet(url: str, first_key: str | None, link: str) -> None:
     else:
         lines.append("TINKER_API_KEY: a key made before, or a new one from `weft key create`")
     lines.append(READY)
-    typer.echo("\n".join(lines))
-    sys.stdout.flush()
+    say("\n".join(lines))

@@ -5,12 +5,11 @@ import logging
 import re
 from collections.abc import Sequence
 
-import typer
-
 from cli.base_models import read_base_models
 from cli.cluster_runtime import POOL, open_cluster
 from cli.process import keep_pauses_short
 from cli.signals import until_asked_to_end
+from cli.standard_output import say
 from contracts.base_model import BaseModelFacts
 from contracts.errors import ProcessMustEnd
 from contracts.vocabulary import BaseVocabulary
@@ -45,7 +44,7 @@ async def sample(settings: Settings) -> None:
                 running.append(asyncio.create_task(parts.worker.run(), name="sampling"))
                 running.append(asyncio.create_task(parts.pool.until_failed(), name=_REPLICAS))
                 cluster.readiness.add(_part(parts.heartbeat.identity.base_model), parts.heartbeat.check)
-                typer.echo(f"ready; {parts.heartbeat.identity.id} samples {parts.heartbeat.identity.base_model}")
+                say(f"ready; {parts.heartbeat.identity.id} samples {parts.heartbeat.identity.base_model}")
             keep_pauses_short()
             await until_asked_to_end(running)
         except ProcessMustEnd:

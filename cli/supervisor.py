@@ -2,7 +2,6 @@
 
 import asyncio
 import ctypes
-import logging
 import os
 import signal
 import sys
@@ -12,9 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 
-from store.repeat import wait_for_any
-
-log = logging.getLogger(__name__)
+from cli.standard_output import DroppedLines
+from store.repeat import repeat
 
 READY_PREFIX = "ready;"
 _FIRST_PAUSE_SECONDS = 0.5
@@ -46,6 +44,7 @@ class Supervisor:
         self._on_end = on_end
         self._width = max(len(child.label) for child in children)
         self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._output = DroppedLines()
         self._not_ready = {child.label for child in children}
         self._all_ready = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -66,18 +65,27 @@ class Supervisor:
                 process.terminate()
 
     async def _keep(self, child: Child) -> None:
-        pause = _FIRST_PAUSE_SECONDS
-        while not self._stopping.is_set():
-            began = monotonic()
-            process = await self._start(child)
+        pauses = _Pauses()
+        await repeat(
+            partial(self._run_once, child, pauses),
+            seconds=pauses.next,
+            failed=f"{child.label} could not be kept running",
+            stopping=self._stopping,
+        )
+
+    async def _run_once(self, child: Child, pauses: "_Pauses") -> None:
+        """Start the child and wait until it has ended. It has ended also when this raises."""
+        pauses.began()
+        process = await self._start(child)
+        try:
             status = await self._ended(child, process)
-            if self._stopping.is_set():
-                return
+        finally:
+            self._processes.pop(child.label, None)
+            if process.returncode is None:
+                process.kill()
+        if not self._stopping.is_set():
             self._print(child, f"ended with status {status}; starting it again")
             await self._on_end(process.pid)
-            pause = _FIRST_PAUSE_SECONDS if monotonic() - began > _HEALTHY_SECONDS else pause
-            await wait_for_any([self._stopping], pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def _start(self, child: Child) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
@@ -93,20 +101,18 @@ class Supervisor:
         return process
 
     async def _ended(self, child: Child, process: asyncio.subprocess.Process) -> int:
-        reading = asyncio.create_task(self._read(child, process))
-        waiting = asyncio.create_task(process.wait())
-        stopping = asyncio.create_task(self._stopping.wait())
-        await asyncio.wait([waiting, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            await asyncio.wait([waiting], timeout=_STOP_SECONDS)
-        if not waiting.done():
-            self._print(child, f"did not end in {_STOP_SECONDS:.0f} s and is killed")
-            process.kill()
-        stopping.cancel()
-        status = await waiting
-        self._processes.pop(child.label, None)
-        await reading
-        return status
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._read(child, process))
+            waiting = tasks.create_task(process.wait())
+            stopping = tasks.create_task(self._stopping.wait())
+            await asyncio.wait([waiting, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                await asyncio.wait([waiting], timeout=_STOP_SECONDS)
+            if not waiting.done():
+                self._print(child, f"did not end in {_STOP_SECONDS:.0f} s and is killed")
+                process.kill()
+            stopping.cancel()
+            return await waiting
 
     async def _read(self, child: Child, process: asyncio.subprocess.Process) -> None:
         if process.stdout is None:
@@ -120,8 +126,26 @@ class Supervisor:
                     self._all_ready.set()
 
     def _print(self, child: Child, text: str) -> None:
-        sys.stdout.write(f"{child.label:<{self._width}} | {text}\n")
-        sys.stdout.flush()
+        self._output.print(f"{child.label:<{self._width}} | {text}")
+
+
+class _Pauses:
+    """Pauses before the starts of one child: each twice as long as the last one, until the child has lived long."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._began = monotonic()
+
+    def began(self) -> None:
+        """Note that the child is started."""
+        self._began = monotonic()
+
+    def next(self) -> float:
+        """Return the pause before the next start."""
+        has_lived_long = monotonic() - self._began > _HEALTHY_SECONDS
+        longer = min(2 * self._seconds, _LONGEST_PAUSE_SECONDS)
+        self._seconds = _FIRST_PAUSE_SECONDS if has_lived_long else max(_FIRST_PAUSE_SECONDS, longer)
+        return self._seconds
 
 
 async def _lines(output: asyncio.StreamReader) -> AsyncIterator[bytes]:

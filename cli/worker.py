@@ -10,12 +10,11 @@ from collections.abc import Callable
 from functools import partial
 from uuid import uuid4
 
-import typer
-
 from cli.base_models import read_base_models
 from cli.cluster_runtime import WORKER, ClusterRuntime, open_cluster
 from cli.process import keep_pauses_short
 from cli.signals import until_asked_to_end
+from cli.standard_output import say
 from cli.trainer_group import follow, join_group, load_base
 from contracts.base_model import BaseModelFacts
 from contracts.errors import ProcessMustEnd
@@ -67,7 +66,7 @@ async def work(settings: Settings) -> None:
         celery.start()
         keep_pauses_short()
         for parts in trainers:
-            typer.echo(f"ready; {parts.leases.identity.id} trains {parts.leases.identity.base_model}")
+            say(f"ready; {parts.leases.identity.id} trains {parts.leases.identity.base_model}")
         try:
             await until_asked_to_end(running)
         finally:

@@ -1,7 +1,12 @@
-"""The supervisor passes on what its children print."""
+"""The supervisor passes on what its children print, and keeps them running."""
 
 import asyncio
+import os
+import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -22,9 +27,29 @@ async def ignored(_: int) -> None:
     """Do nothing about an ended child."""
 
 
+@asynccontextmanager
+async def running(supervisor: Supervisor) -> AsyncIterator[asyncio.Task[None]]:
+    """Run the supervisor for the block, which has to end in time."""
+    task = asyncio.create_task(supervisor.run())
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            yield task
+    finally:
+        supervisor.stop()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
 @pytest.mark.parametrize("more", [0, 1, 12_345])
 async def test_a_very_long_line_comes_in_parts_and_its_child_goes_on(
-    capsys: pytest.CaptureFixture[str], more: int
+    capfd: pytest.CaptureFixture[str], more: int
 ) -> None:
     children = child("long", f"'x' * {LONG + more}", "'after'"), child("beside", "'hello'")
     supervisor = Supervisor(children, ignored)
@@ -35,7 +60,7 @@ async def test_a_very_long_line_comes_in_parts_and_its_child_goes_on(
     finally:
         supervisor.stop()
         await asyncio.gather(running, return_exceptions=True)
-    lines = capsys.readouterr().out.splitlines()
+    lines = capfd.readouterr().out.splitlines()
     said = [line.removeprefix("long   | ") for line in lines if line.startswith("long ")]
     assert sum(part.count("x") for part in said) == LONG + more
     assert said[-2:] == ["after", f"{READY_PREFIX} long"]
@@ -43,3 +68,80 @@ async def test_a_very_long_line_comes_in_parts_and_its_child_goes_on(
         "beside | hello",
         f"beside | {READY_PREFIX} beside",
     ]
+
+
+async def test_a_full_disk_under_standard_output_drops_lines_and_stops_no_child(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pid = tmp_path / "pid"
+    talks = f"""
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+open({str(pid)!r}, "w").write(str(os.getpid()))
+for _ in range(3000):
+    print("x" * 1000)
+print("{READY_PREFIX}", flush=True)
+signal.sigwait([signal.SIGUSR1])
+print("after")
+"""
+    ended = asyncio.Event()
+
+    async def note(_: int) -> None:
+        ended.set()
+
+    supervisor = Supervisor([Child("talks", (sys.executable, "-c", talks)), child("beside")], note)
+    with os.fdopen(os.open("/dev/full", os.O_WRONLY), "w") as full, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", full)
+        async with running(supervisor) as task:
+            # The child has written more than its pipe holds: its lines were read.
+            await supervisor.wait_ready()
+            patched.undo()
+            os.kill(int(pid.read_text()), signal.SIGUSR1)
+            await ended.wait()
+            assert not task.done()
+    lines = [line for line in capfd.readouterr().out.splitlines() if line]
+    assert lines[:2] == ["3002 lines could not be printed", "talks  | after"]
+    assert not any("could not be printed" in line for line in lines[2:])
+
+
+async def test_a_reader_of_standard_output_that_is_gone_stops_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        supervisor = Supervisor([child("one"), child("other")], ignored)
+        async with running(supervisor) as task:
+            await supervisor.wait_ready()
+            assert not task.done()
+
+
+async def test_a_child_that_cannot_be_started_is_tried_again_and_others_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, refused = asyncio.create_subprocess_exec, ["late"]
+
+    async def out_of_descriptors(*command: str, **options: object) -> asyncio.subprocess.Process:
+        if refused and refused[0] in command[-1]:
+            refused.pop()
+            raise OSError(24, "Too many open files")
+        return await start(*command, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", out_of_descriptors)
+    supervisor = Supervisor([child("late"), child("beside")], ignored)
+    async with running(supervisor) as task:
+        await supervisor.wait_ready()
+        assert not refused
+        assert not task.done()
+
+
+async def test_a_child_is_started_again_though_its_end_could_not_be_told(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    dies = f"import os; open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')"
+    told = asyncio.Queue[int]()
+
+    async def fails(pid: int) -> None:
+        told.put_nowait(pid)
+        raise RuntimeError("no database")
+
+    async with running(Supervisor([Child("dies", (sys.executable, "-c", dies))], fails)) as task:
+        first, second = await told.get(), await told.get()
+        assert [int(line) for line in pids.read_text().splitlines()[:2]] == [first, second]
+        assert not task.done()

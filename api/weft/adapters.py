@@ -57,7 +57,8 @@ class PauseRequest(RequestModel):
     - ``mode``: ``abort`` ends samples in flight with their tokens so far, ``wait`` lets them end, ``keep`` holds them
       and continues them after the pause.
     - ``ttl_seconds``: the pause ends by itself after this time. Default: ``WEFT_PAUSE_TTL``; at most ``WEFT_LONGEST_PAUSE``.
-    - ``timeout_seconds``: the answer comes once nothing is in flight, or after this time.
+    - ``timeout_seconds``: the answer comes once nothing is in flight, or after this time. It comes earlier, with state
+      ``pausing``, when the process that holds the request ends.
     - ``clear_cache``: what replicas have cached of the adapter's prompts is not read again.
     - ``generation``: pauses only if the gate is still at this generation.
     """
@@ -201,8 +202,8 @@ async def reload(
 ) -> Reloaded:
     """Point the run's live samplers at one of its versions, once the replicas have loaded it.
 
-    Raises ``NotFound``, ``InvalidRequest``, ``TooManyRequests``, ``OverRate``, and the error of a replica that cannot load the
-    version.
+    Raises ``NotFound``, ``InvalidRequest``, ``TooManyRequests``, ``OverRate``, the error of a replica that cannot load the
+    version, and ``Unavailable`` when this process ends meanwhile.
     """
     reloads = services.admission.reloads.held(caller.tenant, patience=PATIENCE_SECONDS, what="reloads in progress")
     async with reloads:
@@ -254,7 +255,10 @@ async def _version(
 
 
 async def _drained(services: ApiServices, run: Run, paused: Gate, *, seconds: float) -> GateState:
-    """Return the state once nothing is in flight, another request has changed the gate, or ``seconds`` are over."""
+    """Return the state once nothing is in flight, another request has changed the gate, or ``seconds`` are over.
+
+    A process that ends answers at once; the pause stands, and its state is asked for again.
+    """
     deadline = monotonic() + seconds
     topics = gates_topic(run.base_model), cleared_samples_topic(run.base_model)
     with services.runtime.ledger.wakeups.listen(*topics) as event:
@@ -262,7 +266,8 @@ async def _drained(services: ApiServices, run: Run, paused: Gate, *, seconds: fl
             async with services.runtime.database.read() as session:
                 state = await _state(services, session, run)
             left = deadline - monotonic()
-            if not state.in_flight or state.generation != paused.generation or left <= 0:
+            is_over = not state.in_flight or state.generation != paused.generation or left <= 0
+            if is_over or services.runtime.wakeups.is_closed:
                 return state
             await wait_for(event, min(left, _LOOK_AGAIN_SECONDS))
 

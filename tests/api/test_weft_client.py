@@ -46,6 +46,18 @@ async def step(tenant, run: str, number: int) -> None:
     await tenant.service.run_next(OptimStepped({"grad_norm:max": 1.0, "step:max": float(number)}))
 
 
+async def drawn_from(tenant) -> str:
+    """A run of which a sample is in flight."""
+    run = await tenant.run()
+    sample = Dispatch(RequestId(f"of {run}"), tenant.id, "base", run, "v", "replica", "a pool")
+    async with tenant.service.database.write() as transaction:
+        await make_gates(transaction, sample, tenant.service.clock)
+    async with tenant.service.database.write() as transaction:
+        (entered,) = await mark_in_flight(transaction, [sample], tenant.service.clock)
+        assert entered.entry is Entry.IN_FLIGHT
+    return run
+
+
 async def test_a_curve_is_followed_as_it_grows(cats, dogs, weft: AsyncWeft) -> None:
     run, theirs = await cats.run(), await dogs.run()
     await step(cats, run, 1)
@@ -85,15 +97,7 @@ async def test_a_block_pauses_and_resumes_even_after_an_error(cats, dogs, weft: 
 async def test_a_block_that_is_left_while_samples_are_in_flight_resumes(
     cats, dogs, weft: AsyncWeft, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, theirs = await cats.run(), await dogs.run()
-    for tenant, drawn in ((cats, run), (dogs, theirs)):
-        async with cats.service.database.write() as transaction:
-            sample = Dispatch(RequestId(f"of {drawn}"), tenant.id, "base", drawn, "v", "replica", "a pool")
-            await make_gates(transaction, sample, cats.service.clock)
-        async with cats.service.database.write() as transaction:
-            (entered,) = await mark_in_flight(transaction, [sample], cats.service.clock)
-            assert entered.entry is Entry.IN_FLIGHT
-
+    run, theirs = await drawn_from(cats), await drawn_from(dogs)
     answered, ask = asyncio.Queue[GateState](), weft.gates.pause
 
     async def told(*arguments: Any, **options: Any) -> GateState:
@@ -115,6 +119,21 @@ async def test_a_block_that_is_left_while_samples_are_in_flight_resumes(
             await pausing
         assert (await weft.gates.state(run)).state == "open"
         assert (await other.gates.state(theirs)).state == "pausing"
+
+
+async def test_a_pause_that_waits_for_samples_is_answered_when_its_process_ends(cats, dogs, weft: AsyncWeft) -> None:
+    """The pause stands: the caller asks another process how far it is."""
+    run, theirs = await drawn_from(cats), await drawn_from(dogs)
+    async with AsyncWeft(cats.service.url, dogs.key, retries=0) as other, asyncio.timeout(20):
+        async with asyncio.TaskGroup() as tasks:
+            pauses = [
+                tasks.create_task(client.gates.pause(one, mode="wait", wait_seconds=300))
+                for client, one in ((weft, run), (other, theirs))
+            ]
+            while len(cats.service.wakeups.topics()) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            cats.service.wakeups.close()
+        assert [task.result().state for task in pauses] == ["pausing", "pausing"]
 
 
 async def test_the_end_of_a_block_whose_answer_is_lost_is_looked_up() -> None:

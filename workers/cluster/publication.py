@@ -55,13 +55,14 @@ class ClusterPublication:
     async def prepare(self, base_model: str, run: RunId, version: CheckpointId) -> None:
         """See ``Publication``. Where one process cannot load the version, all drop it.
 
-        Raises ``Unavailable`` if processes fail only because they cannot read it now.
+        Raises ``Unavailable`` if processes fail only because they cannot read it now, and if this process ends meanwhile.
         """
         pools = await self._living_pools(base_model)
         commands = await self._send(pools, VersionCommandKind.PREPARE, run, [version])
         failures = [failure for failure in await self._outcomes(commands) if failure is not None]
-        if failures:
+        if failures and not self._wakeups.is_closed:
             await self._outcomes(await self._send(pools, VersionCommandKind.WITHDRAW, run, [version]))
+        if failures:
             raise next((failure for failure in failures if not isinstance(failure, Unavailable)), failures[0])
 
     async def withdraw(self, versions: Sequence[CheckpointId]) -> set[CheckpointId]:
@@ -119,18 +120,21 @@ class ClusterPublication:
     async def _outcomes(self, commands: Sequence[str], *, patience: timedelta | None = None) -> list[WeftError | None]:
         """Wait for the commands and delete them; return why each failed, None where it did not or its process has died.
 
-        All of them are asked for with one statement, whenever one is reported or a second has passed.
+        All of them are asked for with one statement, whenever one is reported or a second has passed. Once this process ends,
+        the rest counts as ``Unavailable``.
         """
         outcomes: dict[str, WeftError | None] = {}
         waiting = list(commands)
         ends = monotonic() + (patience or self._patience).total_seconds()
         with self._wakeups.listen(*(version_command_topic(command) for command in commands)) as reported:
-            while waiting and monotonic() < ends:
+            while waiting and monotonic() < ends and not self._wakeups.is_closed:
                 outcomes |= await self._reported(waiting)
                 waiting = [command for command in waiting if command not in outcomes]
                 if waiting:
                     await wait_for(reported, _LOOK_SECONDS)
-        late = EngineFailure("a sampling process did not load or unload the version in time")
+        late: WeftError = EngineFailure("a sampling process did not load or unload the version in time")
+        if self._wakeups.is_closed:
+            late = Unavailable("the process that waits for the version ends; send the request again")
         for begin in range(0, len(commands), _ASKED_AT_ONCE):
             async with self._database.write() as transaction:
                 some = commands[begin : begin + _ASKED_AT_ONCE]

@@ -64,3 +64,24 @@ async def test_a_publisher_is_told_whether_every_failure_is_for_a_while(
         assert theirs is None
         assert dropped == [[OURS], [OURS]]
     assert await house.count(VersionCommand) == 0
+
+
+async def test_a_process_that_ends_waits_for_no_version(house: House) -> None:
+    """Whoever asked for it asks another process; no command of the ended one stays."""
+    wakeups = house.runtime.wakeups
+    publication = ClusterPublication(house.database, wakeups, house.clock, patience=timedelta(hours=1))
+    silent = new_identity(ProcessKind.POOL, "base")
+    async with house.database.write() as transaction:
+        await renew(transaction, silent, lease=timedelta(hours=1), clock=house.clock)
+    (_, _, run), (_, _, other) = await house.run("ours"), await house.run("theirs")
+    async with asyncio.timeout(20):
+        waiting = [
+            asyncio.create_task(publication.prepare("base", one, version))
+            for one, version in ((run, OURS), (other, THEIRS))
+        ]
+        while len(wakeups.topics()) < len(waiting):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        wakeups.close()
+        told = await asyncio.gather(*waiting, publication.withdraw([OURS]), return_exceptions=True)
+    assert [type(one) for one in told] == [Unavailable, Unavailable, set]
+    assert await house.count(VersionCommand) == 0

@@ -195,49 +195,19 @@ async def list_ended_processes(caller: Caller, admin: Admin) -> Listed[EndedBody
 
 def trainer_body(one: TrainerStanding, now: datetime) -> TrainerBody:
     """Return the body of a trainer's state."""
-    return TrainerBody(
-        id=one.id,
-        base_model=one.base_model,
-        host=one.host,
-        pid=one.pid,
-        started_at=one.started_at,
-        is_alive=one.expires_at > now,
-        lease_seconds=(one.expires_at - now).total_seconds(),
-        release=one.release,
-        drained_at=one.drained_at,
-        reason=one.reason,
-        runs=one.runs,
-        residents=one.residents,
-        replays=one.replays,
-        last_pass=None if one.last_pass is None else LastPassBody(**asdict(one.last_pass)),
-    )
+    return TrainerBody.model_validate(_fields_of(one, now))
 
 
 def pool_body(one: PoolStanding, now: datetime) -> PoolBody:
     """Return the body of a sampling process's state."""
-    return PoolBody(
-        id=one.id,
-        base_model=one.base_model,
-        host=one.host,
-        pid=one.pid,
-        started_at=one.started_at,
-        is_alive=one.expires_at > now,
-        lease_seconds=(one.expires_at - now).total_seconds(),
-        release=one.release,
-        state=one.state,
-        claimed=one.claimed,
-        in_flight=one.in_flight,
-    )
+    return PoolBody.model_validate(_fields_of(one, now))
 
 
 def api_body(one: ApiStanding, now: datetime) -> ApiBody:
     """Return the body of an API process's state."""
-    return ApiBody(
-        id=one.id,
-        host=one.host,
-        pid=one.pid,
-        started_at=one.started_at,
-        is_alive=one.expires_at > now,
-        lease_seconds=(one.expires_at - now).total_seconds(),
-        release=one.release,
-    )
+    return ApiBody.model_validate(_fields_of(one, now))
+
+
+def _fields_of(one: TrainerStanding | PoolStanding | ApiStanding, now: datetime) -> dict[str, object]:
+    """Return the fields of a process's body: those of its state, and what its lease says at ``now``."""
+    return asdict(one) | {"is_alive": one.expires_at > now, "lease_seconds": (one.expires_at - now).total_seconds()}

@@ -2,22 +2,19 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import datetime
 
 from sqlalchemy import ColumnElement, and_, literal, not_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.errors import InvalidRequest
 from contracts.ids import TenantId
 from store.tables import AuditEntry
 from store.tables.base import UtcDateTime
 from tenants.audit import Door
+from tenants.list_places import Place, wrong_cursor
 from tenants.reach import Owner, Reach, tenant_of
 from tenants.rights import Role
 
-_MICROSECOND = timedelta(microseconds=1)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _OPERATORS = (Door.CLI, Door.ADMIN)
 """Doors that operators alone come by. To their pages they come by ``ui``, as tenants' own people do."""
 OPERATOR = "operator"
@@ -64,7 +61,9 @@ async def read_entries(
         conditions.append(tuple_(*place) > last if oldest_first else tuple_(*place) < last)
     order = [column.asc() if oldest_first else column.desc() for column in place]
     rows = list(await session.scalars(select(AuditEntry).where(*conditions).order_by(*order).limit(most + 1)))
-    return AuditPage(rows[:most], _cursor(rows[most - 1]) if len(rows) > most else None)
+    if len(rows) <= most:
+        return AuditPage(rows, None)
+    return AuditPage(rows[:most], Place(rows[most - 1].at, str(rows[most - 1].id)).cursor)
 
 
 def told_actor(entry: AuditEntry) -> tuple[str, int | None, str | None]:
@@ -104,13 +103,8 @@ def _conditions(which: AuditFilter) -> list[ColumnElement[bool]]:
     return conditions
 
 
-def _cursor(entry: AuditEntry) -> str:
-    return f"{(entry.at - _EPOCH) // _MICROSECOND}-{entry.id}"
-
-
 def _parsed(cursor: str) -> tuple[datetime, int]:
-    at, _, id = cursor.partition("-")
-    parts: list[Any] = [part for part in (at, id) if part.isascii() and part.isdigit() and len(part) <= 18]
-    if len(parts) != 2 or int(at) > 10**17:
-        raise InvalidRequest("cursor: send the `next_cursor` of an earlier answer, as it is")
-    return _EPOCH + int(at) * _MICROSECOND, int(id)
+    place = Place.parse(cursor)
+    if not (place.id.isascii() and place.id.isdigit() and len(place.id) <= 18):
+        raise wrong_cursor()
+    return place.at, int(place.id)

@@ -29,13 +29,18 @@ class Place:
         """Return the place that a cursor names. Raises ``InvalidRequest``."""
         at, _, id = cursor.partition("-")
         if not (at.isascii() and at.isdigit() and len(at) <= 17 and id):
-            raise InvalidRequest("cursor: send the `next_cursor` of an earlier answer, as it is")
+            raise wrong_cursor()
         return cls(_EPOCH + int(at) * _MICROSECOND, id)
 
     @property
     def cursor(self) -> str:
         """Cursor of the page that begins behind this place."""
         return f"{(self.at - _EPOCH) // _MICROSECOND}-{self.id}"
+
+
+def wrong_cursor() -> InvalidRequest:
+    """Return the error for a cursor that no answer of the list has given."""
+    return InvalidRequest("cursor: send the `next_cursor` of an earlier answer, as it is")
 
 
 def behind(at: Any, id: Any, place: Place | None) -> tuple[ColumnElement[bool], ...]:

@@ -29,7 +29,8 @@ SNAPSHOT_BYTES = "snapshot_bytes"
 _NUMBER: ColumnElement[int] = func.count()
 
 
-def _sum(column: Column) -> Column:
+def sum_of(column: Any) -> ColumnElement[int]:
+    """Return the sum of a column of whole numbers, 0 without rows."""
     # PostgreSQL adds bigints up to a decimal number.
     return sql_cast(func.coalesce(func.sum(column), 0), BigInteger)
 
@@ -43,14 +44,14 @@ def training_use(owner: Column) -> dict[str, Column]:
     """Return the use of the limits of pending training, by name, as columns of a query in which ``owner`` is the tenant."""
     return {
         "pending_operations": _of(owner, _NUMBER, _operations, IS_PENDING, IS_TRAINING),
-        "pending_bytes": _of(owner, _sum(_operations.c.payload_bytes), _operations, IS_PENDING, IS_TRAINING),
+        "pending_bytes": _of(owner, sum_of(_operations.c.payload_bytes), _operations, IS_PENDING, IS_TRAINING),
     }
 
 
 def _sample_use(owner: Column) -> dict[str, Column]:
     return {
         "pending_samples": _of(owner, _NUMBER, _operations, IS_PENDING, IS_SAMPLE),
-        "sample_tokens": _of(owner, _sum(_operations.c.reserved_tokens), _operations, IS_PENDING, IS_SAMPLE),
+        "sample_tokens": _of(owner, sum_of(_operations.c.reserved_tokens), _operations, IS_PENDING, IS_SAMPLE),
     }
 
 
@@ -64,7 +65,7 @@ def _limited_projects(owner: Column) -> dict[str, Column]:
 
 def _record_use(owner: Column) -> dict[str, Column]:
     # Rows of a version before have no size, and go within a day.
-    return {"sample_record_bytes": _of(owner, _sum(_records.c.size_bytes), _records)}
+    return {"sample_record_bytes": _of(owner, sum_of(_records.c.size_bytes), _records)}
 
 
 def _session_use(owner: Column) -> dict[str, Column]:
@@ -80,12 +81,12 @@ def _run_use(owner: Column) -> dict[str, Column]:
 
 
 def _snapshot_bytes(owner: Column) -> Column:
-    return _of(owner, _sum(_runs.c.snapshot_bytes), _runs, _runs.c.snapshot_dir.is_not(None))
+    return _of(owner, sum_of(_runs.c.snapshot_bytes), _runs, _runs.c.snapshot_dir.is_not(None))
 
 
 def _storage_use(owner: Column) -> dict[str, Column]:
     return {
-        "stored_bytes": _of(owner, _sum(_checkpoints.c.size_bytes), _checkpoints) + _snapshot_bytes(owner),
+        "stored_bytes": _of(owner, sum_of(_checkpoints.c.size_bytes), _checkpoints) + _snapshot_bytes(owner),
         "checkpoints": _of(owner, _NUMBER, _checkpoints),
     }
 

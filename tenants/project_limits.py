@@ -10,8 +10,7 @@ from datetime import datetime
 from math import inf
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, func, literal, select, update
-from sqlalchemy import cast as sql_cast
+from sqlalchemy import ColumnElement, Select, bindparam, func, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import Forbidden, InvalidRequest, NotFound
@@ -22,6 +21,7 @@ from store.clock import Clock
 from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
 from store.tables import Checkpoint, Operation, Project, Run, RunState, Sampler, Session
 from tenants.budgets import budget_keys, spent_budgets
+from tenants.limit_use import sum_of
 from tenants.limits import MOST, Limits
 from tenants.rate_lines import set_line_paces
 from tenants.rates import RATE_LIMITS
@@ -77,10 +77,6 @@ def check_rank_in(name: str | None, limits: Mapping[str, int] | None, rank: int)
 _PROJECT = Session.project == bindparam("project", unique=False)
 
 
-def _sum(column: Any) -> ColumnElement[int]:
-    return sql_cast(func.coalesce(func.sum(column), 0), BigInteger)
-
-
 def _runs(counted: Any) -> Select[Any]:
     return select(counted).select_from(Run).join(Session, Session.id == Run.session_id).where(_PROJECT)
 
@@ -102,14 +98,14 @@ _COUNTS: Mapping[str, Any] = {
     "sessions": select(func.count()).select_from(Session).where(_PROJECT, Session.ended_at.is_(None)).scalar_subquery(),
     "open_runs": _runs(func.count()).where(Run.state == RunState.READY, Session.ended_at.is_(None)).scalar_subquery(),
     "pending_operations": select(func.count()).select_from(Operation).where(*_IS_PENDING_TRAINING).scalar_subquery(),
-    "pending_bytes": select(_sum(Operation.payload_bytes)).where(*_IS_PENDING_TRAINING).scalar_subquery(),
+    "pending_bytes": select(sum_of(Operation.payload_bytes)).where(*_IS_PENDING_TRAINING).scalar_subquery(),
     # Counted from the tenant's pending samples: a sampler's lane holds every operation that is kept.
     "pending_samples": select(func.count())
     .select_from(Operation)
     .where(_IS_OF_TENANT, IS_PENDING, IS_SAMPLE, _is_of_project(Sampler))
     .scalar_subquery(),
-    "stored_bytes": _checkpoints(_sum(Checkpoint.size_bytes)).scalar_subquery()
-    + _runs(_sum(Run.snapshot_bytes)).where(Run.snapshot_dir.is_not(None)).scalar_subquery(),
+    "stored_bytes": _checkpoints(sum_of(Checkpoint.size_bytes)).scalar_subquery()
+    + _runs(sum_of(Run.snapshot_bytes)).where(Run.snapshot_dir.is_not(None)).scalar_subquery(),
     "checkpoints": _checkpoints(func.count()).scalar_subquery(),
 }
 _HAS_LIMITS = (Project.tenant_id == bindparam("tenant"), Project.limits.is_not(None))

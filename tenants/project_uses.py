@@ -7,12 +7,12 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import BigInteger, BindParameter, ColumnElement, Select, bindparam, func, literal_column, select
-from sqlalchemy import cast as sql_cast
+from sqlalchemy import BindParameter, ColumnElement, Select, bindparam, func, literal_column, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
 from store.tables import Checkpoint, Operation, Run, Sampler, Session
+from tenants.limit_use import sum_of
 from tenants.project_limits import COUNTED, ProjectUse, limited_projects
 from tenants.reach import Owner, tenant_of
 
@@ -21,10 +21,6 @@ _NUMBER: ColumnElement[int] = func.count()
 _RUN_OF_CHECKPOINT = Run.id == Checkpoint.run_id
 _RUN_OF_OPERATION = Run.id == Operation.lane
 _SAMPLER_OF_OPERATION = Sampler.id == Operation.lane
-
-
-def _sum(column: Any) -> ColumnElement[int]:
-    return sql_cast(func.coalesce(func.sum(column), 0), BigInteger)
 
 
 def _by_project(rows: Any, *where: ColumnElement[bool], **counted: ColumnElement[int]) -> Select[Any]:
@@ -55,7 +51,7 @@ _QUERIES = (
         *_PENDING,
         IS_TRAINING,
         pending_operations=_NUMBER,
-        pending_bytes=_sum(Operation.payload_bytes),
+        pending_bytes=sum_of(Operation.payload_bytes),
     ),
     _by_project(
         _with_session(Sampler, _operations.join(Sampler.__table__, _SAMPLER_OF_OPERATION)),
@@ -67,13 +63,13 @@ _QUERIES = (
         _with_session(Run, _checkpoints.join(Run.__table__, _RUN_OF_CHECKPOINT)),
         Checkpoint.tenant_id == _TENANT,
         checkpoints=_NUMBER,
-        stored_bytes=_sum(Checkpoint.size_bytes),
+        stored_bytes=sum_of(Checkpoint.size_bytes),
     ),
     _by_project(
         _with_session(Run, Run.__table__),
         Run.tenant_id == _TENANT,
         Run.snapshot_dir.is_not(None),
-        stored_bytes=_sum(Run.snapshot_bytes),
+        stored_bytes=sum_of(Run.snapshot_bytes),
     ),
 )
 """A use that two queries count is the sum of both."""

@@ -5,13 +5,14 @@ import secrets
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import delete, or_, select
+from sqlalchemy import or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import NotFound
 from contracts.ids import TenantId
 from contracts.paths import CheckpointPath
 from store.clock import Clock
+from store.deletions import delete_some
 from store.tables import ApiKey, Checkpoint, DownloadLink, Tenant
 from tenants.checkpoints import find_checkpoint, path_of
 from tenants.reach import Owner
@@ -95,16 +96,8 @@ async def follow_link(session: AsyncSession, secret: str, clock: Clock) -> Follo
 
 async def delete_expired_links(transaction: AsyncSession, *, now: datetime, most: int) -> int:
     """Delete at most ``most`` expired links; return how many."""
-    expired = (
-        select(DownloadLink.secret_hash)
-        .where(DownloadLink.expires_at <= now)
-        .order_by(DownloadLink.expires_at)
-        .limit(most)
-    )
-    gone = await transaction.execute(
-        delete(DownloadLink).where(DownloadLink.secret_hash.in_(expired)).returning(DownloadLink.secret_hash)
-    )
-    return len(gone.all())
+    expired = DownloadLink.expires_at <= now
+    return await delete_some(transaction, DownloadLink, expired, most=most, first=DownloadLink.expires_at)
 
 
 def _hash(secret: str) -> str:

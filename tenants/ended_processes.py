@@ -8,6 +8,7 @@ from datetime import datetime
 from sqlalchemy import Integer, delete, func, insert, literal, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from store.deletions import delete_some
 from store.tables import EndedProcess, Run, RunEvent, WorkerProcess
 from tenants.run_history import RunEventKind
 
@@ -101,11 +102,5 @@ async def _taken_over(
 
 async def delete_ended_processes(transaction: AsyncSession, *, before: datetime, most: int) -> int:
     """Delete at most ``most`` processes that died before ``before``; return how many."""
-    oldest = select(EndedProcess.id).where(EndedProcess.ended_at < before).order_by(EndedProcess.ended_at).limit(most)
-    deleted = await transaction.scalars(
-        delete(EndedProcess)
-        .where(EndedProcess.id.in_(oldest))
-        .returning(EndedProcess.id)
-        .execution_options(synchronize_session=False)
-    )
-    return len(deleted.all())
+    old = EndedProcess.ended_at < before
+    return await delete_some(transaction, EndedProcess, old, most=most, first=EndedProcess.ended_at)

@@ -8,6 +8,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import Unauthenticated
+from store.deletions import delete_some
 from store.tables import ApiKey, LoginCode
 
 CODE_BYTES = 16
@@ -36,11 +37,7 @@ async def redeem_code(transaction: AsyncSession, code: str, now: datetime) -> st
 
 async def delete_expired_codes(transaction: AsyncSession, *, now: datetime, most: int) -> int:
     """Delete at most ``most`` expired codes; return how many."""
-    expired = select(LoginCode.code_hash).where(LoginCode.expires_at <= now).limit(most)
-    gone = await transaction.execute(
-        delete(LoginCode).where(LoginCode.code_hash.in_(expired)).returning(LoginCode.code_hash)
-    )
-    return len(gone.all())
+    return await delete_some(transaction, LoginCode, LoginCode.expires_at <= now, most=most)
 
 
 def _hash(code: str) -> bytes:

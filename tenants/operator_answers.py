@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import SequenceConflict
+from store.deletions import delete_some
 from store.inserts import insert_unless_present
 from store.tables import OperatorAnswer
 
@@ -53,9 +54,8 @@ class RepeatableChange:
 
 async def forget_answers(transaction: AsyncSession, *, before: datetime, most: int) -> int:
     """Forget at most ``most`` answers that were given before ``before``; return how many."""
-    oldest = select(OperatorAnswer.id).where(OperatorAnswer.at < before).order_by(OperatorAnswer.at).limit(most)
-    gone = delete(OperatorAnswer).where(OperatorAnswer.id.in_(oldest)).returning(OperatorAnswer.id)
-    return len((await transaction.execute(gone.execution_options(synchronize_session=False))).all())
+    old = OperatorAnswer.at < before
+    return await delete_some(transaction, OperatorAnswer, old, most=most, first=OperatorAnswer.at)
 
 
 def _digest(*parts: str) -> str:

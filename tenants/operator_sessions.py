@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound, Unauthenticated
+from store.deletions import delete_some
 from store.tables import OperatorCode, OperatorKey, OperatorSession
 from tenants.key_text import shown_prefix
 from tenants.login_codes import CODE_BYTES, CODE_LIFE
@@ -122,19 +123,12 @@ async def end_operator_session(transaction: AsyncSession, session_id: int, *, ke
 async def delete_ended_operator_sessions(transaction: AsyncSession, *, now: datetime, most: int) -> int:
     """Delete up to ``most`` sessions that are over, and those of revoked keys; returns their number."""
     revoked = select(OperatorKey.id).where(OperatorKey.revoked_at.is_not(None)).scalar_subquery()
-    over = (
-        select(OperatorSession.id)
-        .where(
-            (OperatorSession.expires_at <= now)
-            | (OperatorSession.seen_at <= now - IDLE)
-            | OperatorSession.operator_key_id.in_(revoked)
-        )
-        .limit(most)
+    over = or_(
+        OperatorSession.expires_at <= now,
+        OperatorSession.seen_at <= now - IDLE,
+        OperatorSession.operator_key_id.in_(revoked),
     )
-    gone = await transaction.execute(
-        delete(OperatorSession).where(OperatorSession.id.in_(over)).returning(OperatorSession.id)
-    )
-    return len(gone.all())
+    return await delete_some(transaction, OperatorSession, over, most=most)
 
 
 def _goes_on(now: datetime) -> tuple[ColumnElement[bool], ...]:
@@ -174,11 +168,7 @@ async def redeem_operator_code(transaction: AsyncSession, code: str, now: dateti
 
 async def delete_expired_operator_codes(transaction: AsyncSession, *, now: datetime, most: int) -> int:
     """Delete at most ``most`` expired codes; return how many."""
-    expired = select(OperatorCode.code_hash).where(OperatorCode.expires_at <= now).limit(most)
-    gone = await transaction.execute(
-        delete(OperatorCode).where(OperatorCode.code_hash.in_(expired)).returning(OperatorCode.code_hash)
-    )
-    return len(gone.all())
+    return await delete_some(transaction, OperatorCode, OperatorCode.expires_at <= now, most=most)
 
 
 def _is_live_key(now: datetime) -> tuple[ColumnElement[bool], ...]:

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import NotFound
 from contracts.ids import RunId
+from store.deletions import delete_some
 from store.tables import DirectedRun, Run
 from tenants.placements import MOST_RUNS
 
@@ -68,14 +69,7 @@ async def lift_run_directives(
 
 async def delete_stale_directives(transaction: AsyncSession, *, before: datetime, most: int) -> int:
     """Delete at most ``most`` directives set before ``before``, which nobody will carry out; return how many."""
-    oldest = select(DirectedRun.run_id).where(DirectedRun.since < before).limit(most)
-    deleted = await transaction.scalars(
-        delete(DirectedRun)
-        .where(DirectedRun.run_id.in_(oldest))
-        .returning(DirectedRun.run_id)
-        .execution_options(synchronize_session=False)
-    )
-    return len(deleted.all())
+    return await delete_some(transaction, DirectedRun, DirectedRun.since < before, most=most)
 
 
 async def directives_for(session: AsyncSession, trainer: str) -> list[StandingRunDirective]:

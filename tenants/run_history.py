@@ -3,15 +3,16 @@
 A row is written in the transaction that it is about, so the history and the leases never disagree.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import cast
 
-from sqlalchemy import Table, delete, insert, literal, select
+from sqlalchemy import Table, insert, literal, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from store.deletions import delete_some
 from store.tables import Run, RunEvent
 
 MOST_EVENTS = 256
@@ -91,13 +92,4 @@ async def was_restored(session: AsyncSession, run: str, lease_token: int) -> boo
 
 async def delete_run_events(transaction: AsyncSession, *, before: datetime, most: int) -> int:
     """Delete at most ``most`` events older than ``before``; return how many."""
-    oldest = select(RunEvent.id).where(RunEvent.at < before).order_by(RunEvent.at).limit(most)
-    deleted: Sequence[int] = (
-        await transaction.scalars(
-            delete(RunEvent)
-            .where(RunEvent.id.in_(oldest))
-            .returning(RunEvent.id)
-            .execution_options(synchronize_session=False)
-        )
-    ).all()
-    return len(deleted)
+    return await delete_some(transaction, RunEvent, RunEvent.at < before, most=most, first=RunEvent.at)

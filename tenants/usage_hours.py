@@ -21,7 +21,6 @@ from sqlalchemy import (
     Subquery,
     Table,
     case,
-    delete,
     func,
     literal,
     literal_column,
@@ -41,6 +40,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.ids import TenantId
 from contracts.ledger_records import OperationState
 from contracts.operations import OperationKind
+from store.deletions import delete_some
 from store.tables import Operation, Session, StorageHour, UsageHour
 from store.tables.base import UtcDateTime
 from tenants.metered_operations import SUMS, sums_of_ended
@@ -283,18 +283,9 @@ def _line(row: Row[*tuple[Any, ...]]) -> UsageLine:
 
 async def forget_usage(transaction: AsyncSession, *, before: datetime, most: int) -> int:
     """Delete at most ``most`` rows of usage, and as many of storage, of hours before ``before``; return how many at most."""
-    gone = 0
-    for table in (UsageHour, StorageHour):
-        key = tuple(cast(Table, table.__table__).primary_key.columns)
-        oldest = select(*key).where(table.hour < before).order_by(table.hour).limit(most)
-        found = await transaction.execute(
-            delete(table)
-            .where(tuple_(*key).in_(oldest))
-            .returning(table.tenant_id)
-            .execution_options(synchronize_session=False)
-        )
-        gone = max(gone, len(found.all()))
-    return gone
+    usage = await delete_some(transaction, UsageHour, UsageHour.hour < before, most=most, first=UsageHour.hour)
+    storage = await delete_some(transaction, StorageHour, StorageHour.hour < before, most=most, first=StorageHour.hour)
+    return max(usage, storage)
 
 
 async def keep_projects(transaction: AsyncSession, sessions: Select[str]) -> None:

@@ -14,6 +14,7 @@ from contracts.paths import parse_path
 from contracts.webhooks import EventKind
 from contracts.weight_jobs import ImportRequest, JobKind, JobRequest, JobState, MergeRequest
 from store.clock import Clock
+from store.deletions import delete_some
 from store.inserts import insert_unless_present
 from store.tables import DiscardedFolder, WeightJob
 from tenants.audit import session_of
@@ -303,11 +304,5 @@ async def tell_end(
 
 async def forget_jobs(transaction: AsyncSession, *, before: datetime, most: int) -> int:
     """Delete at most ``most`` jobs that ended before ``before``; return how many."""
-    old = select(WeightJob.id).where(WeightJob.finished_at < before).order_by(WeightJob.finished_at).limit(most)
-    gone = await transaction.execute(
-        delete(WeightJob)
-        .where(WeightJob.id.in_(old))
-        .returning(WeightJob.id)
-        .execution_options(synchronize_session=False)
-    )
-    return len(gone.all())
+    old = WeightJob.finished_at < before
+    return await delete_some(transaction, WeightJob, old, most=most, first=WeightJob.finished_at)

@@ -57,7 +57,7 @@ async def test_a_bare_folder_is_refused_once_there_are_checkpoints(database: Dat
 async def test_a_folder_is_the_databases_that_came_first(
     database: Database, migrated_database: Path, tmp_path: Path
 ) -> None:
-    """With another database's rows, housekeeping would remove every file. Processes of one service share a folder."""
+    """Housekeeping would remove every file with another database's rows. Processes of one service share a folder."""
     folder = DataFolder(tmp_path / "data")
     await asyncio.gather(*(check_data_folder(database, folder) for _ in range(4)))
     shutil.copy(migrated_database, tmp_path / "other.db")

@@ -67,7 +67,7 @@ async def test_a_publisher_is_told_whether_every_failure_is_for_a_while(
 
 
 async def test_a_process_that_ends_waits_for_no_version(house: House) -> None:
-    """Whoever asked for it asks another process; no command of the ended one stays."""
+    """The caller asks another process; no command of the ended one stays."""
     wakeups = house.runtime.wakeups
     publication = ClusterPublication(house.database, wakeups, house.clock, patience=timedelta(hours=1))
     silent = new_identity(ProcessKind.POOL, "base")

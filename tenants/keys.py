@@ -254,10 +254,21 @@ async def rotate_key(
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """A key whose rates were set: those before and after."""
+    """Keys whose rates were set together: those of each before, by its shown prefix, and those of all now."""
 
-    before: Mapping[str, int]
+    before: Mapping[str, Mapping[str, int]]
     limits: Mapping[str, int]
+
+
+async def sharing_keys(session: AsyncSession, key: ApiKey, now: datetime) -> Sequence[ApiKey]:
+    """Return the key and the others that have not ended and share its rates."""
+    query = select(ApiKey).where(*_shares(key), or_(ApiKey.id == key.id, _lives(now))).order_by(ApiKey.id)
+    return (await session.scalars(query)).all()
+
+
+def _shares(key: ApiKey) -> tuple[ColumnElement[bool], ...]:
+    payer = key.budget_key or key.id
+    return ApiKey.tenant_id == key.tenant_id, (ApiKey.id == payer) | (ApiKey.budget_key == payer)
 
 
 async def set_key_limits(
@@ -268,14 +279,13 @@ async def set_key_limits(
     Work that waits goes on at the new rate. Raises ``InvalidRequest`` for a limit that is none of keys.
     """
     check_key_limits(limits)
-    payer, before = key.budget_key or key.id, dict(key.limits or {})
-    after = {name: value for name, value in {**before, **limits}.items() if value is not None}
-    sharing = update(ApiKey).where(
-        ApiKey.tenant_id == key.tenant_id, (ApiKey.id == payer) | (ApiKey.budget_key == payer)
-    )
-    await transaction.execute(sharing.values(limits=after or None))
-    await set_line_paces(transaction, TenantId(key.tenant_id), RateScope.KEY, str(payer), after, clock())
-    return KeyChange(before, after)
+    payer, now = key.budget_key or key.id, clock()
+    before = {one.prefix: dict(one.limits or {}) for one in await sharing_keys(transaction, key, now)}
+    after = {name: value for name, value in {**before[key.prefix], **limits}.items() if value is not None}
+    await transaction.execute(update(ApiKey).where(*_shares(key)).values(limits=after or None))
+    await set_line_paces(transaction, TenantId(key.tenant_id), RateScope.KEY, str(payer), after, now)
+    changed = {prefix: own for prefix, own in before.items() if own != after or prefix == key.prefix}
+    return KeyChange(changed, after)
 
 
 async def live_keys(session: AsyncSession, tenant: TenantId, now: datetime) -> int:

@@ -151,17 +151,18 @@ async def change_key_limits(
         if found is None:
             raise _no_key(key_id)
         changed = await set_key_limits(transaction, found, body.limits, admin.runtime.clock)
-        await record_operator(
-            transaction,
-            admin,
-            request,
-            caller,
-            Action.KEY_SET,
-            found.prefix,
-            tenant=found.tenant_id,
-            before={"limits": changed.before},
-            after={"limits": changed.limits},
-        )
+        for prefix, own in changed.before.items():
+            await record_operator(
+                transaction,
+                admin,
+                request,
+                caller,
+                Action.KEY_SET,
+                prefix,
+                tenant=found.tenant_id,
+                before={"limits": own},
+                after={"limits": changed.limits},
+            )
         await transaction.refresh(found)
         return _body(found)
 

@@ -38,6 +38,7 @@ from tenants.keys import (
     revoke_key,
     rotate_key,
     set_key_limits,
+    sharing_keys,
 )
 from tenants.projects import find_projects
 from tenants.rights import KeyRights, Principal, Scope, Via
@@ -155,14 +156,27 @@ async def change_key_limits(
 ) -> KeyBody:
     """Give a key rates of its own, within the tenant's and the caller's. They hold from its next request on.
 
-    Keys that took one another's place share them. Raises ``NotFound``, ``Forbidden``, ``InvalidRequest``.
+    Keys that took one another's place, or that a key with a budget made, share them: none of those may have a right beyond the
+    caller's. Raises ``NotFound``, ``Forbidden``, ``InvalidRequest``.
     """
+    now = services.runtime.clock()
     async with services.runtime.database.write() as transaction:
-        key = await _manageable(transaction, caller, key_id, services.runtime.clock())
+        key = await _manageable(transaction, caller, key_id, now)
         changed = await set_key_limits(transaction, key, body.limits, services.runtime.clock)
-        _check_within(caller.rights, replace(rights_of(key), limits=changed.limits or None))
-        before, after = {"limits": changed.before}, {"limits": changed.limits}
-        await record_act(transaction, services, caller, Action.KEY_SET, key.prefix, before=before, after=after)
+        for one in (key, *await sharing_keys(transaction, key, now)):
+            _check_within(caller.rights, replace(rights_of(one), limits=changed.limits or None))
+        for prefix, own in changed.before.items():
+            await record_act(
+                transaction,
+                services,
+                caller,
+                Action.KEY_SET,
+                prefix,
+                before={"limits": own},
+                after={"limits": changed.limits},
+                # One change, however many keys it is of.
+                is_counted=prefix != key.prefix,
+            )
         await transaction.refresh(key)
         return key_body(key)
 

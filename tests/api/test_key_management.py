@@ -9,7 +9,7 @@ from sqlalchemy import event, select
 
 from contracts.errors import InvalidRequest
 from contracts.ids import TenantId
-from store.tables import ApiKey
+from store.tables import ApiKey, AuditEntry
 from tenants.budget_settings import BudgetName, set_budget
 from tenants.budgets import Period
 from tenants.key_text import is_mistyped
@@ -114,6 +114,35 @@ async def test_a_key_with_a_budget_makes_keys_that_spend_of_it_and_manages_no_ot
     mine = own["key_id"]
     assert payers == dict.fromkeys([mine, *keys[2:]], mine) | {free["key_id"]: free["key_id"], theirs.id: theirs.id}
     assert (await admin.post(f"/keys/{own['key_id']}/rotate", json={})).status_code == 201
+
+
+async def test_rates_that_keys_share_are_set_by_one_that_has_the_rights_of_all_and_told_for_each(
+    admin, cats, dogs, service
+) -> None:
+    """A key that has ended stands in nobody's way, and no key of another group or tenant is touched."""
+    head, free = await _made(admin, role="admin"), await _made(admin, role="admin")
+    async with service.database.write() as transaction:
+        await set_budget(transaction, cats.id, BudgetName(Period.TOTAL, key=head["key_id"]), 100, service.clock())
+        theirs = await create_key(transaction, tenant=dogs.id, note="", clock=service.clock)
+    by_head = {"X-API-Key": head["secret"]}
+    asked = {"role": "admin", "scopes": ["keys", "read"]}
+    clerk, peer = [(await admin.post("/keys", headers=by_head, json=asked)).raise_for_status().json() for _ in range(2)]
+    by_clerk, rates = {"X-API-Key": clerk["secret"]}, {"limits": {"requests_per_minute": 50}}
+    for key in (clerk, peer, head):
+        refused = await admin.put(f"/keys/{key['key_id']}/limits", headers=by_clerk, json=rates)
+        assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+    set_by_head = await admin.put(f"/keys/{clerk['key_id']}/limits", headers=by_head, json=rates)
+    assert set_by_head.raise_for_status().json()["limits"] == rates["limits"]
+    told = select(AuditEntry.resource_id, AuditEntry.after).where(AuditEntry.action == "key_set")
+    async with service.database.read() as session:
+        entries = {row.resource_id: row.after for row in await session.execute(told)}
+        rows = {row.id: row.limits for row in await session.scalars(select(ApiKey))}
+    assert entries == {key["prefix"]: rates for key in (head, clerk, peer)}
+    assert {id for id, limits in rows.items() if limits} == {key["key_id"] for key in (head, clerk, peer)}
+    assert {free["key_id"], theirs.id} <= rows.keys()
+    await admin.delete(f"/keys/{head['key_id']}", headers=by_head)
+    lower = {"limits": {"requests_per_minute": 40}}
+    assert (await admin.put(f"/keys/{peer['key_id']}/limits", headers=by_clerk, json=lower)).status_code == 200
 
 
 @pytest.mark.parametrize(

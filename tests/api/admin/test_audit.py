@@ -25,7 +25,8 @@ AUDITED = {
     "POST /tenants/*/projects": ["project_create"],
     "PUT /tenants/*/projects/*/limits": ["project_set"],
     "POST /keys/*/rotation": ["key_rotate"],
-    "PUT /keys/*/limits": ["key_set"],
+    # One for the key and one for that in whose place it is: they share the rates.
+    "PUT /keys/*/limits": ["key_set", "key_set"],
     "DELETE /keys/*": ["key_revoke"],
     "PUT /gates/*/*": ["gate_pause"],
     "DELETE /gates/*/*": ["gate_resume"],

@@ -3,6 +3,7 @@
 An hour in which nobody read them, since no process ran, has the bytes of the next reading: nobody can save or delete then.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Self
@@ -16,6 +17,8 @@ from store.tables import Checkpoint, Run, ServicePresence, Session, StorageHour,
 from tenants.reach import Owner, Reach, default_project, reached_sessions, tenant_of
 
 HOUR = timedelta(hours=1)
+MOST_ROWS = 1000
+"""Most hours of projects that one transaction records: a transaction of SQLite's holds the event loop."""
 _MOST_MISSED = 14 * 24
 """Hours without a reading that are filled: after a longer silence of the service the oldest are left out."""
 
@@ -88,37 +91,60 @@ def _hour_of(time: datetime) -> datetime:
     return time.replace(minute=0, second=0, microsecond=0)
 
 
-async def meter_storage(transaction: AsyncSession, walk: StorageWalk, *, most: int) -> tuple[int, StorageWalk | None]:
+async def meter_storage(
+    transaction: AsyncSession, walk: StorageWalk, *, most: int, most_rows: int = MOST_ROWS
+) -> tuple[int, StorageWalk | None]:
     """Record what the next ``most`` tenants store now as their storage of the walk's hours; a recorded hour stays as it is.
 
-    Return the number of tenants that store anything, and the walk after them, None at its end.
+    A transaction records ``most_rows`` rows, or one hour of a tenant. The walk then stays before the tenant that has hours left.
+
+    Return the number of tenants that store anything, and the walk after them, None at its end, or if another walk has come there.
     """
     hours = [walk.first + place * HOUR for place in range(int((walk.end - walk.first) / HOUR))]
-    if not hours:
+    # Held: two processes that walk at the same time meter one after the other.
+    recorded = await transaction.scalar(select(ServicePresence.storage_metered_to).with_for_update())
+    if not hours or (recorded is not None and recorded >= walk.end):
         return 0, None
     tenants = (
         await transaction.scalars(select(Tenant.id).where(Tenant.id > walk.after).order_by(Tenant.id).limit(most))
     ).all()
-    found = [(tenant, await stored_now(transaction, TenantId(tenant))) for tenant in tenants]
-    rows = [
-        {
-            "tenant_id": tenant,
-            "hour": hour,
-            "project": one.project,
-            "nbytes": one.nbytes,
-            "checkpoints": one.checkpoints,
-        }
-        for tenant, stored in found
-        for hour in hours
-        for one in stored
-    ]
+    metered = await _metered_hours(transaction, tenants, walk)
+    rows: list[dict[str, object]] = []
+    storing = 0
+    for tenant in tenants:
+        stored = await stored_now(transaction, TenantId(tenant))
+        storing += bool(stored)
+        # A reading of another moment would add the bytes of a session that has changed its project to those recorded before.
+        left = [hour for hour in hours if (tenant, hour) not in metered] if stored else []
+        fits = max((most_rows - len(rows)) // max(len(stored), 1), 0 if rows else 1)
+        rows += [_row(tenant, hour, one) for hour in left[:fits] for one in stored]
+        if len(left) > fits:
+            break
+        walk = replace(walk, after=tenant)
     if rows:
         await transaction.execute(insert_unless_present(transaction, StorageHour), rows)
-    storing = sum(bool(stored) for _, stored in found)
-    if len(tenants) == most:
-        return storing, replace(walk, after=tenants[-1])
+    if len(tenants) == most or (tenants and walk.after != tenants[-1]):
+        return storing, walk
     await transaction.execute(update(ServicePresence).values(storage_metered_to=walk.end))
     return storing, None
+
+
+async def _metered_hours(session: AsyncSession, tenants: Sequence[str], walk: StorageWalk) -> set[tuple[str, datetime]]:
+    """Return the walk's hours of each of the tenants that have a row."""
+    recorded = select(StorageHour.tenant_id, StorageHour.hour).where(
+        StorageHour.tenant_id.in_(tenants), StorageHour.hour >= walk.first, StorageHour.hour < walk.end
+    )
+    return {(row.tenant_id, row.hour) for row in await session.execute(recorded.distinct())}
+
+
+def _row(tenant: str, hour: datetime, stored: StoredNow) -> dict[str, object]:
+    return {
+        "tenant_id": tenant,
+        "hour": hour,
+        "project": stored.project,
+        "nbytes": stored.nbytes,
+        "checkpoints": stored.checkpoints,
+    }
 
 
 async def stored_hours(session: AsyncSession, owner: Owner, *, since: datetime, before: datetime) -> list[datetime]:

@@ -1,11 +1,13 @@
 """Storage is metered once an hour for each tenant and project, and hours without a process are filled."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import pairwise
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import delete, insert, select, update
 
 from store.tables import Project, ServicePresence, Session, StorageHour, UsageHour
-from tenants.storage_hours import begin_walk, meter_storage, storage_lines
+from tenants.storage_hours import StorageWalk, begin_walk, meter_storage, storage_lines
 from tests.workers.housekeeping.conftest import House
 
 HOUR = timedelta(hours=1)
@@ -84,6 +86,56 @@ async def test_a_walk_in_pieces_meters_every_tenant_in_the_same_hours(either_hou
     async with house.database.read() as session:
         again = await begin_walk(session, house.now)
     assert again.first == again.end, "nothing is left to meter"
+
+
+async def test_an_hour_that_is_read_again_after_a_session_moved_is_counted_once(either_house: House) -> None:
+    """A process records a page and ends before its place is kept; another tenant's hours are recorded by the second walk."""
+    house = either_house
+    (cats, session, run), (dogs, _, other_run) = await house.run("cats"), await house.run("dogs")
+    for tenant, of in ((cats, run), (dogs, other_run)):
+        await house.checkpoint(tenant, of, "kept")
+    async with house.database.write() as transaction:
+        await transaction.execute(
+            insert(ServicePresence), [{"number": 1, "present_at": house.now, "back_at": house.now}]
+        )
+        await transaction.execute(
+            insert(Project), [{"id": "p-1", "tenant_id": cats, "name": "one", "created_at": house.now}]
+        )
+        walk = await begin_walk(transaction, house.now)
+        await meter_storage(transaction, replace(walk, after=max(one for one in ("", dogs) if one < cats)), most=1)
+        await transaction.execute(update(Session).where(Session.id == session).values(project="p-1"))
+    async with house.database.write() as transaction:
+        assert (await meter_storage(transaction, walk, most=20))[1] is None
+    found = await _metered(house)
+    assert {key: len(rows) for key, rows in found.items()} == {(cats, cats): 1, (dogs, dogs): 1}
+    async with house.database.write() as transaction:
+        await transaction.execute(delete(StorageHour))
+        assert await meter_storage(transaction, walk, most=20) == (0, None), "another walk has come to its end"
+    assert await _metered(house) == {}
+
+
+async def test_missed_hours_are_filled_in_transactions_of_bounded_rows(either_house: House) -> None:
+    house = either_house
+    tenants = []
+    for name in ("cats", "dogs", "owls"):
+        tenant, _, run = await house.run(name)
+        await house.checkpoint(tenant, run, "kept")
+        tenants.append(tenant)
+    begin = house.now.replace(minute=0, second=0, microsecond=0) - 5 * HOUR
+    beats = {"number": 1, "present_at": house.now, "back_at": house.now, "storage_metered_to": begin}
+    async with house.database.write() as transaction:
+        await transaction.execute(insert(ServicePresence), [beats])
+        walk = await begin_walk(transaction, house.now)
+    counts = [0]
+    while walk is not None:
+        async with house.database.write() as transaction:
+            _, walk = await meter_storage(transaction, walk, most=2, most_rows=3)  # type: ignore[assignment]
+            walk = walk and StorageWalk.parse(str(walk))  # type: ignore[assignment]
+        counts.append(sum(len(rows) for rows in (await _metered(house)).values()))
+    assert max(after - before for before, after in pairwise(counts)) == 3
+    hours = [begin + number * HOUR for number in range(5)]
+    found = {key: [hour for hour, _ in rows] for key, rows in (await _metered(house)).items()}
+    assert found == {(tenant, tenant): hours for tenant in tenants}
 
 
 async def test_old_hours_go_and_young_ones_stay(either_house: House) -> None:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from api.wire.request_model import describe_problems
 from cli.global_options import JsonOption, options_of
 from cli.options import DataOption, load_settings, run_or_explain
-from cli.tables import Table, print_tables
+from cli.tables import Table, harmless, print_tables
 from contracts.errors import InvalidRequest, Unavailable, WeftError
 from store.settings import Settings
 
@@ -134,7 +134,7 @@ def ends_explained() -> Iterator[None]:
         yield
     except (ValidationError, WeftError) as error:
         told = error.message if isinstance(error, WeftError) else describe_problems(error.errors())
-        typer.echo(f"weft: {told}", err=True)
+        typer.echo(harmless(f"weft: {told}"), err=True)
         raise typer.Exit(UNREACHABLE if isinstance(error, Unavailable) else REFUSED) from error
 
 
@@ -144,6 +144,6 @@ def show(shown: Shown, context: typer.Context, *, as_json: bool) -> None:
         typer.echo(shown.record.model_dump_json())
     elif not print_tables(shown.tables):
         for line in shown.lines:
-            typer.echo(line)
+            typer.echo(harmless(line))
     if shown.is_failure:
         raise typer.Exit(REFUSED)

@@ -1,8 +1,21 @@
 """Tables of commands' outcomes: rows under the names of their columns, in colour, on a terminal."""
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Characters that drive a terminal, begin a line or turn the order of a text; a tab parts the cells of a line."""
+
+
+def harmless(text: str) -> str:
+    """Return a line with its control characters written out: tenants' texts neither drive a terminal nor forge a row."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _cell(text: str) -> str:
+    return harmless(text).replace("\t", "\\t")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +28,7 @@ class Table:
     @property
     def lines(self) -> list[str]:
         """The rows as a pipe gets them."""
-        return ["\t".join(row) for row in self.rows]
+        return ["\t".join(map(_cell, row)) for row in self.rows]
 
 
 def print_tables(tables: Sequence[Table]) -> bool:
@@ -35,7 +48,7 @@ def print_tables(tables: Sequence[Table]) -> bool:
         for number, name in enumerate(table.columns):
             drawn.add_column(name, overflow="fold", style="bold" if number == 0 else "")
         for row in table.rows:
-            # As text: a name is no markup, and its control characters are left out.
-            drawn.add_row(*(Text(cell) for cell in row))
+            # As text: a name is no markup.
+            drawn.add_row(*(Text(_cell(cell)) for cell in row))
         console.print(drawn)
     return True

@@ -1,0 +1,56 @@
+"""Texts that commands tell: tenants' own without effect on the terminal, unknown names refused, budgets by their payer."""
+
+import os
+import sqlite3
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from cli import usage
+from cli.main import app
+from cli.tables import Table, harmless
+from contracts.errors import Unavailable
+
+HOSTILE = "a\x1b[2J\x9b1m\r\nb\u2028c\u202ed"
+
+
+def weft(data: Path, *arguments: str) -> Result:
+    mask = os.umask(0o077)
+    try:
+        return CliRunner().invoke(app, [*arguments, "--data", str(data)])
+    finally:
+        # A command sets the mask of its process for good.
+        os.umask(mask)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    for name in ("cats", "dogs"):
+        weft(tmp_path / "data", "tenant", "create", name)
+    return tmp_path / "data"
+
+
+def changed(data: Path, statement: str, *values: object) -> None:
+    with closing(sqlite3.connect(data / "weft.db")) as database, database:
+        database.execute(statement, values)
+
+
+def new_key(data: Path, tenant: str) -> str:
+    """Return the first part of a new key."""
+    return weft(data, "key", "create", "--tenant", tenant).stdout.split()[-1][:16]
+
+
+def test_tenants_texts_neither_drive_the_terminal_nor_forge_a_row(data: Path) -> None:
+    """A tab is what parts a line's cells: in a table's cell it is written out, too."""
+    changed(data, "UPDATE api_keys SET note = ? WHERE id = 1", HOSTILE)
+    told = weft(data, "key", "list", "--tenant", "cats").stdout
+    assert told.count("\n") == 1
+    assert told.endswith("\ta\\x1b[2J\\x9b1m\\r\\nb\\u2028c\\u202ed\n")
+    assert Table(("one", "two"), [("a\tb\nc", "d")]).lines == ["a\\tb\\nc\td"]
+    assert harmless("Kätzchen\t猫 'n'") == "Kätzchen\t猫 'n'"
+    refused = weft(data, "tenant", "show", HOSTILE)
+    assert (refused.exit_code, "\x1b" in refused.stderr, refused.stderr.count("\n")) == (1, False, 1)

@@ -25,6 +25,7 @@ from store.tables import Operation
 from tenants.audit import session_of
 from tenants.audit_actions import Action
 from tenants.operator_keys import Operator
+from tenants.tenant_names import find_tenant
 
 router = APIRouter(tags=["operations"])
 
@@ -71,12 +72,14 @@ async def list_all_operations(
     """List operations: pending ones oldest first with what each waits for, others newest first with their error.
 
     Done operations are looked for in the given lane, or else among the last 10,000 that were accepted. Raises ``NotFound`` for
-    an ``after`` that is no operation.
+    an ``after`` that is no operation, and for an unknown tenant.
     """
     del caller
     waits = await admin.waits()
     which = OperationFilter(state, tenant, lane, kind, after)
     async with admin.runtime.database.survey() as session:
+        if tenant is not None:
+            await find_tenant(session, name=tenant)
         found = await list_operations(session, which, most=limit + 1, waits=waits)
     return listed([_body(one, waits.now()) for one in found], limit, [one.id for one in found])
 

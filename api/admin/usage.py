@@ -8,7 +8,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy import select
 
 from api.admin.acts import note_operators_read, record_operator
 from api.admin.bodies import Limit, Listed, PathId, QueryText, listed
@@ -17,8 +16,8 @@ from api.admin.tenants import find_row
 from api.usage_records import UsageInfo
 from api.wire.request_model import NO_NUL, UtcDay, UtcTime
 from contracts.ids import TenantId
-from store.tables import Tenant
 from tenants.audit_actions import Action
+from tenants.tenant_names import find_tenant
 from tenants.usage import DayLine, usage
 from tenants.usage_costs import priced_page
 from tenants.usage_documents import FINAL_BEFORE, MEDIA_TYPES, Document, header, lines
@@ -57,16 +56,15 @@ async def list_usage(
 ) -> Listed[UsageDayBody]:
     """List usage by tenant, day, base model and kind, of the last ``days`` up to today; ``tenant`` is a name.
 
-    Raises ``InvalidRequest`` for an ``after`` that is none.
+    Raises ``InvalidRequest`` for an ``after`` that is none, ``NotFound`` for an unknown tenant.
     """
     since = admin.runtime.clock().date() - timedelta(days=days - 1)
     last = None if after is None else DayLine.before(after)
     async with admin.runtime.database.survey() as session:
+        owner = None if tenant is None else await find_tenant(session, name=tenant)
         found = await usage(session, since=since, tenant=tenant, after=last, most=limit + 1)
-        owner = None if tenant is None else await session.scalar(select(Tenant.id).where(Tenant.name == tenant))
     if after is None:
-        of = None if owner is None else TenantId(owner)
-        await note_operators_read(admin, request, caller, Action.USAGE_READ, tenant=of)
+        await note_operators_read(admin, request, caller, Action.USAGE_READ, tenant=owner)
     bodies = [UsageDayBody.model_validate(line, from_attributes=True) for line in found]
     return listed(bodies, limit, [line.cursor for line in found])
 

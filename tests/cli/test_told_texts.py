@@ -54,3 +54,10 @@ def test_tenants_texts_neither_drive_the_terminal_nor_forge_a_row(data: Path) ->
     assert harmless("Kätzchen\t猫 'n'") == "Kätzchen\t猫 'n'"
     refused = weft(data, "tenant", "show", HOSTILE)
     assert (refused.exit_code, "\x1b" in refused.stderr, refused.stderr.count("\n")) == (1, False, 1)
+
+
+@pytest.mark.parametrize("command", ["tenant usage", "operation list"])
+def test_a_list_of_an_unknown_tenant_is_refused_as_no_empty_one(data: Path, command: str) -> None:
+    wrong = weft(data, *command.split(), "--tenant", "cat")
+    assert (wrong.exit_code, "no tenant is named 'cat'" in wrong.stderr) == (1, True)
+    assert weft(data, *command.split(), "--tenant", "cats").exit_code == 0

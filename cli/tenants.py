@@ -209,7 +209,9 @@ def set_budgets(
     for period, amount in amounts:
         change = NewBudget(amount=amount, key=of_key, project=of_project, currency=currency)
         found = admin.send("PUT", path_of(admin, name, f"budgets/{period}"), StandingReport, change)
-    of = None if of_key is None else admin.page("/keys", OperatorsKeyBody, prefix=shown_prefix(of_key)).items[0].key_id
+    key = None if of_key is None else admin.page("/keys", OperatorsKeyBody, prefix=shown_prefix(of_key)).items[0]
+    of = None if key is None else key.payer or key.key_id
+    shared = [f"of key {of}, whose budgets key {key.key_id} shares"] if key is not None and of != key.key_id else []
     periods = {period for period, _ in amounts}
     every: list[BudgetReport | MoneyBudgetReport] = [*found.budgets, *found.money_budgets]
     spent = [
@@ -217,7 +219,7 @@ def set_budgets(
         for one, row in zip(every, _budget_rows(found), strict=True)
         if one.period in periods and one.key == of and of_project in _names_of(one) and currency == _currency(one)
     ]
-    return Shown(found, ["set", *spent])
+    return Shown(found, ["set", *shared, *spent])
 
 
 def _names_of(one: BudgetReport | MoneyBudgetReport) -> tuple[str | None, ...]:

@@ -30,9 +30,13 @@ router = APIRouter(tags=["keys"])
 
 
 class OperatorsKeyBody(KeyBody):
-    """A tenant's key without its secret, with its tenant's id."""
+    """A tenant's key without its secret, with its tenant's id.
+
+    ``payer`` is the number of the key whose budgets and rates it spends of: its own, or that of the first that shares them.
+    """
 
     tenant_id: str
+    payer: int | None = None
 
 
 @router.get("/keys")
@@ -190,4 +194,4 @@ def _no_key(key_id: int) -> NotFound:
 
 
 def _body(row: ApiKey) -> OperatorsKeyBody:
-    return OperatorsKeyBody(**key_body(row).model_dump(), tenant_id=row.tenant_id)
+    return OperatorsKeyBody(**key_body(row).model_dump(), tenant_id=row.tenant_id, payer=row.budget_key or row.id)

@@ -61,3 +61,16 @@ def test_a_list_of_an_unknown_tenant_is_refused_as_no_empty_one(data: Path, comm
     wrong = weft(data, *command.split(), "--tenant", "cat")
     assert (wrong.exit_code, "no tenant is named 'cat'" in wrong.stderr) == (1, True)
     assert weft(data, *command.split(), "--tenant", "cats").exit_code == 0
+
+
+def test_a_budget_of_a_key_that_shares_one_is_told_with_the_key_that_pays(data: Path) -> None:
+    first, other = new_key(data, "cats"), new_key(data, "dogs")
+    weft(data, "key", "rotate", first)
+    with closing(sqlite3.connect(data / "weft.db")) as database:
+        named = "SELECT id FROM api_keys WHERE prefix = ?"
+        (payer,) = database.execute(named, (first,)).fetchone()
+        heir, prefix = database.execute("SELECT id, prefix FROM api_keys WHERE budget_key = ?", (payer,)).fetchone()
+    told = weft(data, "tenant", "budget", "cats", "--day", "7", "--of-key", prefix).stdout.splitlines()
+    assert told[:2] == ["set", f"of key {payer}, whose budgets key {heir} shares"]
+    assert told[2].split("\t")[2:5] == ["day", "7", "0"]
+    assert len(weft(data, "tenant", "budget", "dogs", "--day", "7", "--of-key", other).stdout.splitlines()) == 2

@@ -10,11 +10,12 @@ from cli.admin_command import Shown, check_is_here, show
 from cli.administration import on_database
 from cli.global_options import JsonOption, options_of
 from cli.options import DataOption, load_settings, run_or_explain
-from contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest, Unauthenticated
 from store.clock import utc_now
 from store.database import Database
 from store.settings import Settings
 from tenants.audit_actions import Action
+from tenants.key_reader import check_live
 from tenants.keys import named_key
 from tenants.login_codes import CODE_LIFE, make_code
 from tenants.operator_sessions import make_operator_code
@@ -92,9 +93,12 @@ def _admin_address(settings: Settings) -> str | None:
 async def _tenant_code(database: Database, key: str) -> str:
     async with database.write() as transaction:
         found = await named_key(transaction, key)
-        if found.revoked_at is not None:
-            raise InvalidRequest(f"key {found.prefix} is revoked")
-        made = await make_code(transaction, found.id, now=utc_now())
+        now = utc_now()
+        try:
+            check_live(found, now)
+        except Unauthenticated as ended:
+            raise InvalidRequest(f"key {found.prefix} has ended; `weft key create` makes another") from ended
+        made = await make_code(transaction, found.id, now=now)
         await record_command(transaction, Action.LOGIN_INVITE, found.prefix, tenant=found.tenant_id)
         return made
 

@@ -74,3 +74,14 @@ def test_a_budget_of_a_key_that_shares_one_is_told_with_the_key_that_pays(data: 
     assert told[:2] == ["set", f"of key {payer}, whose budgets key {heir} shares"]
     assert told[2].split("\t")[2:5] == ["day", "7", "0"]
     assert len(weft(data, "tenant", "budget", "dogs", "--day", "7", "--of-key", other).stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize("ended", ["revoked_at", "expires_at", None])
+def test_no_login_link_is_made_for_a_key_that_has_ended(data: Path, ended: str | None) -> None:
+    key = new_key(data, "cats")
+    if ended is not None:
+        past = datetime.now(UTC) - timedelta(hours=1)
+        changed(data, f"UPDATE api_keys SET {ended} = ? WHERE prefix = ?", f"{past:%Y-%m-%d %H:%M:%S.%f}", key)
+    opened = weft(data, "ui", "open", key)
+    assert opened.exit_code == (0 if ended is None else 1), opened.output
+    assert ("has ended" in opened.stderr) == (ended is not None)

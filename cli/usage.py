@@ -82,13 +82,14 @@ class _Asked:
         async with database.read() as session:
             owner = await tenant_named(session, name=self.tenant)
             final = await final_before(session, self.now)
+        # First: who stops the document has read of it all the same.
+        async with database.write() as transaction:
+            told = {"since": self.since, "before": self.before, "format": self.form}
+            await record_command(transaction, Action.USAGE_READ, "usage export", tenant=owner, after=told)
         self._tell(final)
         sys.stdout.write(header(self.form))
         async for page in usage_records(database, owner, since=self.since, before=min(self.before, final)):
             sys.stdout.write(lines_of(self.form, page))
-        async with database.write() as transaction:
-            told = {"since": self.since, "before": self.before, "format": self.form}
-            await record_command(transaction, Action.USAGE_READ, "usage export", tenant=owner, after=told)
 
     def _heard(self, headers: Headers) -> None:
         if (final := headers.get(FINAL_BEFORE)) is None:

@@ -85,3 +85,17 @@ def test_no_login_link_is_made_for_a_key_that_has_ended(data: Path, ended: str |
     opened = weft(data, "ui", "open", key)
     assert opened.exit_code == (0 if ended is None else 1), opened.output
     assert ("has ended" in opened.stderr) == (ended is not None)
+
+
+def test_an_export_is_in_the_audit_log_before_its_first_line(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader who stops the document, or meets a failure in it, has read of it all the same."""
+
+    def broken(*_: object) -> str:
+        raise Unavailable("stopped")
+
+    monkeypatch.setattr(usage, "header", broken)
+    day = datetime.now(UTC).date() - timedelta(days=1)
+    assert weft(data, "usage", "export", "--tenant", "cats", "--since", str(day)).exit_code != 0
+    with closing(sqlite3.connect(data / "weft.db")) as database:
+        told = database.execute("SELECT count(*) FROM audit_entries WHERE action = 'usage_read'").fetchone()
+    assert told == (1,)

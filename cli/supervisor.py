@@ -98,6 +98,10 @@ class Supervisor:
             preexec_fn=partial(_prepare, child.niceness),
         )
         self._processes[child.label] = process
+        if self._stopping.is_set():
+            # ``stop`` came during the start and did not know the process yet.
+            with suppress(ProcessLookupError):
+                process.terminate()
         return process
 
     async def _ended(self, child: Child, process: asyncio.subprocess.Process) -> int:

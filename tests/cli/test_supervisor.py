@@ -12,7 +12,7 @@ import pytest
 
 from cli.supervisor import READY_PREFIX, Child, Supervisor
 
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 30
 LONG = 2**21
 WAIT = "import signal; signal.pause()"
 
@@ -37,14 +37,6 @@ async def running(supervisor: Supervisor) -> AsyncIterator[asyncio.Task[None]]:
     finally:
         supervisor.stop()
         await asyncio.gather(task, return_exceptions=True)
-
-
-def has_ended(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
 
 
 @pytest.mark.parametrize("more", [0, 1, 12_345])
@@ -145,3 +137,20 @@ async def test_a_child_is_started_again_though_its_end_could_not_be_told(tmp_pat
         first, second = await told.get(), await told.get()
         assert [int(line) for line in pids.read_text().splitlines()[:2]] == [first, second]
         assert not task.done()
+
+
+async def test_a_child_that_is_being_started_at_the_stop_ends_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = asyncio.create_subprocess_exec, list[asyncio.subprocess.Process]()
+    supervisor = Supervisor([child("late"), child("beside")], ignored)
+
+    async def stopped_meanwhile(*command: str, **options: object) -> asyncio.subprocess.Process:
+        process = await start(*command, **options)  # type: ignore[arg-type]
+        started.append(process)
+        if "late" in command[-1]:
+            supervisor.stop()
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", stopped_meanwhile)
+    async with running(supervisor) as task:
+        await task
+    assert [process.returncode for process in started] == [-signal.SIGTERM] * len(started)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from cli.liveness import signs_of_life
 from contracts.errors import ProcessMustEnd
 from store.database import this_host
 from store.private_folder import open_private_folder
@@ -56,12 +57,17 @@ def run_process(settings: Settings, process: str, main: Callable[[Settings], Cor
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         try:
-            runner.run(main(settings))
+            runner.run(_watched(main, settings))
         except ProcessMustEnd as failure:
             log.critical("%s ends with status %d: %s", process, DEVICE_FAILED, failure)
             logging.shutdown()
             sys.stdout.flush()
             os._exit(DEVICE_FAILED)
+
+
+async def _watched(main: Callable[[Settings], Coroutine[Any, Any, None]], settings: Settings) -> None:
+    async with signs_of_life():
+        await main(settings)
 
 
 def keep_pauses_short() -> None:

@@ -6,11 +6,12 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 
+from cli.liveness import DESCRIPTOR, LivenessPipe
 from cli.standard_output import DroppedLines
 from store.repeat import repeat
 
@@ -21,18 +22,24 @@ _HEALTHY_SECONDS = 60.0
 """Life of a child after which its next restart waits for the shortest pause again."""
 _STOP_SECONDS = 60.0
 """Time that a trainer may need to end its pass and write its snapshots."""
+_SILENT_SECONDS = 30.0
+"""Time without a sign of life after which a child that was ready is killed. Its leases have ended long before."""
 _LINE_BYTES = 2**20
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A command to keep running. ``label`` stands before each line it prints; ``niceness`` is added to the supervisor's."""
+    """A command to keep running. ``label`` stands before each line it prints; ``niceness`` is added to the supervisor's.
+
+    One that ``gives_signs`` of life is killed when none has come for long after it was ready; see ``cli.liveness``.
+    """
 
     label: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     niceness: int = 0
+    gives_signs: bool = False
 
 
 class Supervisor:
@@ -76,27 +83,30 @@ class Supervisor:
     async def _run_once(self, child: Child, pauses: "_Pauses") -> None:
         """Start the child and wait until it has ended. It has ended also when this raises."""
         pauses.began()
-        process = await self._start(child)
-        try:
-            status = await self._ended(child, process)
-        finally:
-            self._processes.pop(child.label, None)
-            if process.returncode is None:
-                process.kill()
+        with closing(LivenessPipe()) as pipe:
+            process = await self._start(child, pipe)
+            try:
+                status = await self._ended(child, process, pipe)
+            finally:
+                self._processes.pop(child.label, None)
+                if process.returncode is None:
+                    process.kill()
         if not self._stopping.is_set():
             self._print(child, f"ended with status {status}; starting it again")
             await self._on_end(process.pid)
 
-    async def _start(self, child: Child) -> asyncio.subprocess.Process:
+    async def _start(self, child: Child, pipe: LivenessPipe) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
             *child.command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, **child.environment},
+            env={**os.environ, **child.environment, **({DESCRIPTOR: str(pipe.writing)} if child.gives_signs else {})},
+            pass_fds=(pipe.writing,) if child.gives_signs else (),
             limit=_LINE_BYTES,
             preexec_fn=partial(_prepare, child.niceness),
         )
+        pipe.started()
         self._processes[child.label] = process
         if self._stopping.is_set():
             # ``stop`` came during the start and did not know the process yet.
@@ -104,9 +114,11 @@ class Supervisor:
                 process.terminate()
         return process
 
-    async def _ended(self, child: Child, process: asyncio.subprocess.Process) -> int:
+    async def _ended(self, child: Child, process: asyncio.subprocess.Process, pipe: LivenessPipe) -> int:
+        ready = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._read(child, process))
+            tasks.create_task(self._read(child, process, ready))
+            watching = tasks.create_task(self._watch(child, process, pipe, ready))
             waiting = tasks.create_task(process.wait())
             stopping = tasks.create_task(self._stopping.wait())
             await asyncio.wait([waiting, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -116,15 +128,28 @@ class Supervisor:
                 self._print(child, f"did not end in {_STOP_SECONDS:.0f} s and is killed")
                 process.kill()
             stopping.cancel()
+            watching.cancel()
             return await waiting
 
-    async def _read(self, child: Child, process: asyncio.subprocess.Process) -> None:
+    async def _watch(
+        self, child: Child, process: asyncio.subprocess.Process, pipe: LivenessPipe, ready: asyncio.Event
+    ) -> None:
+        """Kill the child once it is silent. A start may take minutes: nobody is watched before it is ready."""
+        if child.gives_signs:
+            await ready.wait()
+            await pipe.until_silent(_SILENT_SECONDS)
+            self._print(child, f"gave no sign of life for {_SILENT_SECONDS:.0f} s and is killed")
+            with suppress(ProcessLookupError):
+                process.kill()
+
+    async def _read(self, child: Child, process: asyncio.subprocess.Process, ready: asyncio.Event) -> None:
         if process.stdout is None:
             return
         async for line in _lines(process.stdout):
             text = line.decode(errors="replace").rstrip()
             self._print(child, text)
             if text.startswith(READY_PREFIX):
+                ready.set()
                 self._not_ready.discard(child.label)
                 if not self._not_ready:
                     self._all_ready.set()

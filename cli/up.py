@@ -85,7 +85,7 @@ def children(settings: Settings, sizes: Sizes, base_models: list[str], port: int
             argv += ["--host", settings.host, "--port", str(port)]
         label = f"{command}.{number}" + (f" {bases[0]}" if several and command in ("worker", "pool") else "")
         niceness = 0 if command == "api" else _COMPUTING_NICENESS
-        return Child(label, argv, environment or {}, niceness)
+        return Child(label, argv, environment or {}, niceness, gives_signs=True)
 
     found = [child("api", number, base_models) for number in range(sizes.apis)]
     for base_model in base_models:

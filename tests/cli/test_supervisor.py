@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import cli.supervisor
 from cli.supervisor import READY_PREFIX, Child, Supervisor
 
 DEADLINE_SECONDS = 30
@@ -154,3 +155,42 @@ async def test_a_child_that_is_being_started_at_the_stop_ends_as_the_others(monk
     async with running(supervisor) as task:
         await task
     assert [process.returncode for process in started] == [-signal.SIGTERM] * len(started)
+
+
+async def test_a_frozen_child_is_killed_and_started_again_and_one_that_lives_is_not(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither is one that is not ready yet, nor one that gives no signs."""
+    monkeypatch.setattr(cli.supervisor, "_SILENT_SECONDS", 2.0)
+    beats = f"""
+import asyncio, os, sys
+from pathlib import Path
+from cli.liveness import signs_of_life
+async def main():
+    async with signs_of_life():
+        Path(sys.argv[1]).write_text(str(os.getpid()))
+        print("{READY_PREFIX}", flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+    ended = asyncio.Queue[int]()
+
+    async def note(pid: int) -> None:
+        ended.put_nowait(pid)
+
+    def beating(label: str) -> Child:
+        return Child(label, (sys.executable, "-c", beats, str(tmp_path / label)), gives_signs=True)
+
+    starts = Child("starts", (sys.executable, "-c", WAIT), gives_signs=True)
+    supervisor = Supervisor([beating("frozen"), beating("lives"), starts, child("silent")], note)
+    async with running(supervisor):
+        ready = [tmp_path / "frozen", tmp_path / "lives"]
+        while not all(one.exists() and one.read_text() for one in ready):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        frozen = int(ready[0].read_text())
+        os.kill(frozen, signal.SIGSTOP)
+        assert await ended.get() == frozen
+        while int(ready[0].read_text() or frozen) == frozen:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        assert ended.empty()
+    assert "frozen | gave no sign of life for 2 s and is killed" in capfd.readouterr().out

@@ -86,6 +86,17 @@ def test_the_polls_of_a_killed_api_are_answered_by_another(cluster: Cluster) -> 
     assert cluster.process.query("SELECT count(*) > 0 FROM operations WHERE told_as IS NOT NULL") == [(True,)]
 
 
+def test_an_api_frozen_for_good_is_ended_and_the_others_answer(cluster: Cluster) -> None:
+    """The kernel gives it a part of all connections for as long as it lives."""
+    frozen, other = cluster.process.children("api")
+    frozen.suspend()
+    cluster.until(lambda: not frozen.is_running(), "the frozen API is ended")
+    cluster.settle()
+    assert other.is_running()
+    for _ in range(20):
+        assert httpx.get(f"{cluster.process.base_url}/healthz", timeout=10).status_code == 200
+
+
 def test_losing_redis_and_getting_it_back_loses_nothing(cluster: Cluster) -> None:
     with at_work(cluster, *names()) as tenants:
         gone = time.monotonic()

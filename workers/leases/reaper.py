@@ -122,7 +122,7 @@ async def reap_pools(transaction: AsyncSession, dead: Sequence[str], base_model:
 async def reap_apis(transaction: AsyncSession, dead: Sequence[str], runtime: Runtime) -> None:
     """Delete the rows of dead API processes, which the caller has locked. They held nothing: each request is in the database."""
     if dead:
-        log.warning("API processes %s are dead; others answer", ", ".join(dead))
+        log.warning("API processes %s are dead: killed, cut off from the database, or frozen", ", ".join(dead))
         await note_ended(transaction, dead, now=await database_now(transaction, runtime.clock))
         await remove_processes(transaction, dead)
 

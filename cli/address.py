@@ -1,6 +1,7 @@
 """Addresses that a process listens on."""
 
 import socket
+from collections.abc import Sequence
 
 from contracts.errors import InvalidRequest
 
@@ -13,18 +14,39 @@ class CannotListen(InvalidRequest):
 
 def bind_address(host: str, port: int, *, shared: bool, setting: str) -> socket.socket:
     """Bind a socket; with ``shared``, others may bind it as well. Raises ``CannotListen``, which names ``setting``."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if shared:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    options = [socket.SO_REUSEADDR, socket.SO_REUSEPORT] if shared else [socket.SO_REUSEADDR]
     try:
-        listener.bind((host, port))
+        return _bound(host, port, options)
     except OSError as error:
-        listener.close()
         raise CannotListen(
             f"cannot listen on {host}:{port} ({error.strerror}); stop what listens there or pass another {setting}"
         ) from error
+
+
+def reserve_address(host: str, port: int, *, setting: str) -> socket.socket:
+    """Bind a socket that nobody listens on, for processes that will share the address.
+
+    Raises ``CannotListen`` when others have it already: those of another cluster would share it, too, and get each other's
+    requests.
+    """
+    bind_address(host, port, shared=False, setting=setting).close()
+    try:
+        # Without ``SO_REUSEADDR`` it holds the address against another reservation though nobody listens yet.
+        return _bound(host, port, [socket.SO_REUSEPORT])
+    except OSError:
+        # Connections of an earlier service are ending.
+        return bind_address(host, port, shared=True, setting=setting)
+
+
+def _bound(host: str, port: int, options: Sequence[int]) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        for option in options:
+            listener.setsockopt(socket.SOL_SOCKET, option, 1)
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
     return listener
 
 

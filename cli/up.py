@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from cli.address import address, bind_address
+from cli.address import address, reserve_address
 from cli.base_models import read_base_models
 from cli.cluster_runtime import check_cluster
 from cli.greeting import greet, make_first_key, make_first_link
@@ -39,7 +39,7 @@ async def run_cluster(settings: Settings, sizes: Sizes) -> None:
     check_cluster(settings)
     bases = read_base_models(settings)
     # Kept open, so that the port stays reserved for the API processes, which share it.
-    listener = bind_address(settings.host, settings.port, shared=True, setting="--port")
+    listener = reserve_address(settings.host, settings.port, setting="--port")
     await asyncio.to_thread(upgrade, settings.resolved_database_url())
     database = Database(create_engine(settings.resolved_database_url(), pool_size=2))
     try:

@@ -20,7 +20,7 @@ READY = "ready; Ctrl-C finishes the pass in hand and ends"
 _MAKER = Actor(Door.SERVICE, "serve")
 
 
-async def make_first_key(database: Database) -> str | None:
+async def _make_first_key(database: Database) -> str | None:
     """Make a tenant and its key at the very first start and return the key's secret; None at later starts."""
     async with database.write() as transaction:
         if await list_tenants(transaction):
@@ -34,7 +34,7 @@ async def make_first_key(database: Database) -> str | None:
         return key.secret
 
 
-async def make_first_link(database: Database, url: str, first_key: str | None) -> str:
+async def _make_first_link(database: Database, url: str, first_key: str | None) -> str:
     """Return the dashboard's address; at the very first start a link that logs in with the first key, once."""
     if first_key is None:
         return f"{url}/ui"
@@ -44,8 +44,13 @@ async def make_first_link(database: Database, url: str, first_key: str | None) -
     return login_link(url, code)
 
 
-def greet(url: str, first_key: str | None, link: str) -> None:
-    """Print the service's address, the dashboard's, and the variables that clients need."""
+async def greet(database: Database, url: str) -> None:
+    """Print the service's address, the dashboard's, and the variables that clients need.
+
+    The first key is made here, once all is ready: one that was made before a start that fails would never be shown.
+    """
+    first_key = await _make_first_key(database)
+    link = await _make_first_link(database, url, first_key)
     lines = [f"weft listens on {url}", f"dashboard: {link}", f"export TINKER_BASE_URL={url}"]
     if first_key is not None:
         lines.append(f"export TINKER_API_KEY={first_key}")

@@ -10,7 +10,7 @@ from cli.address import address
 from cli.admin_listener import serve_admin
 from cli.base_models import read_base_models
 from cli.data_folder_check import check_data_folder, check_database_is_there
-from cli.greeting import greet, make_first_key, make_first_link
+from cli.greeting import greet
 from cli.http_server import ApiServer, bind
 from cli.metrics_endpoint import serve_metrics_and_health
 from cli.process import keep_pauses_short
@@ -63,7 +63,6 @@ async def _serve_alone(settings: Settings) -> None:
     runner = EmbeddedRunner(runtime, publication, bases, vocabularies)
     services = ApiServices.over(runtime, bases, vocabularies, ready)
     ready.add("workers", runner.check)
-    first_key = await make_first_key(database)
     listeners = AsyncExitStack()
     await listeners.enter_async_context(
         serve_metrics_and_health(telemetry, settings, database, ready, reads_queue=True)
@@ -80,8 +79,7 @@ async def _serve_alone(settings: Settings) -> None:
         # From here on connections are queued: a client that reads "ready" may connect at once.
         listener.listen(server.config.backlog)
         keep_pauses_short()
-        link = await make_first_link(database, address(listener), first_key)
-        greet(address(listener), first_key, link)
+        await greet(database, address(listener))
         await _serve(server, listener, runner)
     except ProcessMustEnd:
         await runner.give_up()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from cli.address import address, reserve_address
 from cli.base_models import read_base_models
 from cli.cluster_runtime import check_cluster
-from cli.greeting import greet, make_first_key, make_first_link
+from cli.greeting import greet
 from cli.supervisor import Child, Supervisor
 from contracts.errors import Unavailable
 from migrations.upgrade import upgrade
@@ -43,7 +43,6 @@ async def run_cluster(settings: Settings, sizes: Sizes) -> None:
     await asyncio.to_thread(upgrade, settings.resolved_database_url())
     database = Database(create_engine(settings.resolved_database_url(), pool_size=2))
     try:
-        first_key = await make_first_key(database)
 
         async def declare(pid: int) -> None:
             try:
@@ -61,7 +60,10 @@ async def run_cluster(settings: Settings, sizes: Sizes) -> None:
         ready = asyncio.create_task(supervisor.wait_ready())
         await asyncio.wait([running, ready], return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
-            greet(address(listener), first_key, await make_first_link(database, address(listener), first_key))
+            try:
+                await greet(database, address(listener))
+            except Unavailable as outage:
+                log.warning("%s is ready; it could not be greeted: %s", address(listener), outage.message)
         ready.cancel()
         await running
     finally:

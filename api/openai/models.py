@@ -16,7 +16,7 @@ from contracts.paths import Segment, parse_path
 from store.sampled_bases import check_can_be_sampled
 from store.tables import Run
 from tenants.checkpoint_lists import CheckpointFilter, list_checkpoints
-from tenants.checkpoints import path_of
+from tenants.checkpoints import path_of, sampled_runs
 from tenants.followed_versions import followed_version
 from tenants.rights import Principal
 from tenants.runs import get_run, list_runs
@@ -84,14 +84,15 @@ async def version_of_run(services: ApiServices, session: AsyncSession, caller: P
 
 @router.get("/models")
 async def list_models(caller: SampleReader, services: Services) -> dict[str, Any]:
-    """List the served base models, the caller's newest runs and its newest checkpoints for samplers."""
+    """List the served base models, those of the caller's newest runs that can be sampled, and its newest checkpoints."""
     async with services.runtime.database.survey() as session:
         runs, _ = await list_runs(session, caller.reach, limit=_MOST_LISTED, offset=0)
+        sampled = await sampled_runs(session, caller.tenant, [run.id for run in runs], services.runtime.clock)
         which = CheckpointFilter(caller.reach, services.runtime.clock(), (Segment.SAMPLER_WEIGHTS,))
         checkpoints = await list_checkpoints(session, which, limit=_MOST_LISTED)
         owner = await tenant_name(session, caller.tenant)
     found = [_model(name, "weft", 0) for name in services.bases]
-    found += [_model(run.id, owner, int(run.created_at.timestamp())) for run in runs]
+    found += [_model(run.id, owner, int(run.created_at.timestamp())) for run in runs if run.id in sampled]
     found += [
         _model(str(path_of(checkpoint)), owner, int(checkpoint.created_at.timestamp())) for checkpoint in checkpoints
     ]

@@ -26,3 +26,13 @@ async def test_a_model_is_owned_by_its_tenants_name(cats: Tenant, dogs: Tenant) 
         (run, _) = paths[tenant.id]
         described = (await tenant.http.get(f"/training_runs/{run}")).raise_for_status().json()
         assert described["model_owner"] == name
+
+
+async def test_a_run_that_nothing_can_be_sampled_from_is_not_listed(cats: Tenant, dogs: Tenant) -> None:
+    """It has no sampler weights: a request that named it would be answered 404. Another tenant's weights do not count."""
+    bare = await cats.run()
+    for tenant in (cats, dogs):
+        run = await tenant.run(model_seq_id=1)
+        await tenant.checkpoint(run, "best", segment=Segment.SAMPLER_WEIGHTS)
+        assert set(await owners(tenant)) == {BASE, run, f"tinker://{run}/sampler_weights/best"}
+    assert (await cats.http.get(f"{cats.service.url}/v1/models/{bare}")).status_code == 404

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 
+import orjson
+
 from cli.liveness import DESCRIPTOR, LivenessPipe
 from cli.standard_output import DroppedLines
 from store.repeat import repeat
@@ -45,8 +47,14 @@ class Child:
 class Supervisor:
     """Supervisor of ``children`` until ``stop``."""
 
-    def __init__(self, children: Sequence[Child], on_end: Callable[[int], Awaitable[None]]) -> None:
-        """``on_end`` is called with the pid of every child that ends by itself, before it is started again."""
+    def __init__(
+        self, children: Sequence[Child], on_end: Callable[[int], Awaitable[None]], *, logs_json: bool = False
+    ) -> None:
+        """``on_end`` is called with the pid of every child that ends by itself, before it is started again.
+
+        With ``logs_json`` the children's logs are JSON: they go to standard error, with the label as a field.
+        """
+        self._logs_json = logs_json
         self._children = children
         self._on_end = on_end
         self._width = max(len(child.label) for child in children)
@@ -147,7 +155,8 @@ class Supervisor:
             return
         async for line in _lines(process.stdout):
             text = line.decode(errors="replace").rstrip()
-            self._print(child, text)
+            if not (self._logs_json and _log_json(child, text)):
+                self._print(child, text)
             if text.startswith(READY_PREFIX):
                 ready.set()
                 self._not_ready.discard(child.label)
@@ -188,6 +197,20 @@ async def _lines(output: asyncio.StreamReader) -> AsyncIterator[bytes]:
             if ended.partial:
                 yield ended.partial
             return
+
+
+def _log_json(child: Child, text: str) -> bool:
+    """Write a child's log line to standard error, where this process's own are, and return whether ``text`` is one."""
+    if not text.startswith("{"):
+        return False
+    try:
+        fields = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    with suppress(OSError):
+        sys.stderr.write(orjson.dumps({**fields, "child": child.label}).decode() + "\n")
+        sys.stderr.flush()
+    return True
 
 
 def _prepare(niceness: int) -> None:

@@ -53,7 +53,8 @@ async def run_cluster(settings: Settings, sizes: Sizes) -> None:
                 log.warning("pid %d could not be declared dead: %s", pid, outage.message)
 
         port = listener.getsockname()[1]
-        supervisor = Supervisor(children(settings, sizes, list(bases), port), declare)
+        logs_json = settings.log_format == "json"
+        supervisor = Supervisor(children(settings, sizes, list(bases), port), declare, logs_json=logs_json)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, supervisor.stop)
         running = asyncio.create_task(supervisor.run())

@@ -1,6 +1,7 @@
 """The supervisor passes on what its children print, and keeps them running."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -194,3 +195,15 @@ asyncio.run(main())
             await asyncio.sleep(0.02)
         assert ended.empty()
     assert "frozen | gave no sign of life for 2 s and is killed" in capfd.readouterr().out
+
+
+async def test_logs_in_json_go_to_standard_error_one_object_a_line(capfd: pytest.CaptureFixture[str]) -> None:
+    logged, broken = {"level": "info", "message": "é"}, "{ no object"
+    talks = child("talks", repr(json.dumps(logged)), repr(broken)), child("beside", "'hello'")
+    supervisor = Supervisor(talks, ignored, logs_json=True)
+    async with running(supervisor):
+        await supervisor.wait_ready()
+    shown = capfd.readouterr()
+    assert [json.loads(line) for line in shown.err.splitlines()] == [{**logged, "child": "talks"}]
+    assert f"talks  | {broken}" in shown.out.splitlines()
+    assert "beside | hello" in shown.out.splitlines()

@@ -24,6 +24,7 @@ class BaseVocabulary:
       when the base has no chat template. Raises ``InvalidRequest``.
     - ``takes_tools``: the template tells of tools, and has them called by JSON within ``<tool_call>``.
     - ``end_of_text_ids``: the tokenizer's own end of a text, which the model's ends may lack.
+    - ``token_bytes``: a token's own bytes, None where they are unknown. Several tokens can make one character.
     - ``longest_token``: characters of the longest token. A text of more than a context of such tokens cannot fit.
     """
 
@@ -35,3 +36,4 @@ class BaseVocabulary:
     special_ids: frozenset[int] = frozenset()
     end_of_text_ids: frozenset[int] = frozenset()
     longest_token: int = 256
+    token_bytes: Callable[[int], bytes | None] | None = None

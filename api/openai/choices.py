@@ -11,6 +11,9 @@ from api.openai.text_stream import TextStream
 from api.openai.tool_calls import Said, ToolCallReader
 from contracts.operations import EMPTY_LOGPROB, SampleOutput, TopkLogprobs
 
+_PARTIAL = "\ufffd"
+"""Text of bytes that are no whole character."""
+
 
 class ChoiceText:
     """Text and tool calls of one sequence of ``generation``, as its tokens come.
@@ -86,10 +89,7 @@ def completion_logprobs(
     for text in texts:
         offsets.append(offset)
         offset += len(text)
-    likeliest = [
-        _encoded({generation.decode([token]): logprob for token, logprob in _likeliest(topk, place)})
-        for place in range(len(tokens))
-    ]
+    likeliest = [_encoded(_by_text(generation, _likeliest(topk, place))) for place in range(len(tokens))]
     return {
         "tokens": texts,
         "token_logprobs": list(logprobs),
@@ -115,7 +115,25 @@ def prompt_logprobs(
 
 def _entry(generation: Generation, token: int, logprob: float) -> dict[str, Any]:
     text = generation.decode([token])
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+    return {"token": text, "logprob": logprob, "bytes": _bytes(generation, token, text)}
+
+
+def _bytes(generation: Generation, token: int, text: str) -> list[int] | None:
+    """Return the token's own bytes, None where they are unknown. Of a part of a character ``text`` does not tell them."""
+    if _PARTIAL not in text:
+        return list(text.encode())
+    known = generation.vocabulary.token_bytes
+    found = None if known is None else known(token)
+    return None if found is None else list(found)
+
+
+def _by_text(generation: Generation, likeliest: list[tuple[int, float]]) -> dict[str, float]:
+    """Return the log-probability of each text; the likeliest token's where several have one, as parts of characters do."""
+    found: dict[str, float] = {}
+    for token, logprob in likeliest:
+        text = generation.decode([token])
+        found[text] = max(logprob, found.get(text, logprob))
+    return found
 
 
 def _encoded(likeliest: list[dict[str, Any]] | dict[str, float]) -> Any:

@@ -13,6 +13,20 @@ if TYPE_CHECKING:
 
 _LONGEST_TOLD = 300
 """Characters of a chat template's error that are told: it may hold what was sent."""
+_BYTE_FALLBACK = re.compile("<0x([0-9A-F]{2})>")
+
+
+def _byte_level_letters() -> dict[str, int]:
+    """Return the byte of each letter of byte-level BPE, by GPT-2's ``bytes_to_unicode``.
+
+    A printable byte of Latin-1 is its own letter. The others are the letters from U+0100 on, in order.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {**{chr(byte): byte for byte in printable}, **{chr(0x100 + place): byte for place, byte in enumerate(rest)}}
+
+
+_BYTES_OF_LETTERS = _byte_level_letters()
 
 
 def read_vocabulary(path: Path) -> BaseVocabulary:
@@ -35,6 +49,7 @@ def read_vocabulary(path: Path) -> BaseVocabulary:
         special_ids=_special_ids(tokenizer) | ends,
         end_of_text_ids=frozenset() if tokenizer.eos_token_id is None else frozenset({int(tokenizer.eos_token_id)}),
         longest_token=max(map(len, tokenizer.get_vocab())),
+        token_bytes=texts.token_bytes,
     )
 
 
@@ -88,6 +103,20 @@ class _Texts:
 
     def decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """Return the bytes of a token, by its raw form: that of byte-level BPE, or ``<0xE2>`` of byte fallback."""
+        raw = self._tokenizer.convert_ids_to_tokens(token)
+        if not isinstance(raw, str):
+            return None
+        if (byte := _BYTE_FALLBACK.fullmatch(raw)) is not None:
+            found = bytes.fromhex(byte[1])
+        elif all(letter in _BYTES_OF_LETTERS for letter in raw):
+            found = bytes(_BYTES_OF_LETTERS[letter] for letter in raw)
+        else:
+            return None
+        # Another kind of tokenizer may spell a token with the same letters.
+        return found if found.decode(errors="replace") == self.decode([token]) else None
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text))

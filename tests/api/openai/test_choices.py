@@ -1,5 +1,7 @@
 """Log-probabilities of finished sequences in OpenAI's two forms."""
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,6 +11,7 @@ import orjson
 from api.openai.choices import chat_logprobs, completion_logprobs, prompt_logprobs
 from api.openai.generation import Generation
 from contracts.operations import EMPTY_LOGPROB, SampleOutput, TopkLogprobs
+from engine.sampling.vocabulary import read_vocabulary
 
 GENERATION = cast("Generation", SimpleNamespace(decode=lambda tokens: "abc"[tokens[0]]))
 TOKENS, LOGPROBS = [2, 0], [-0.5, -0.25]
@@ -53,3 +56,24 @@ def test_an_echoed_prompts_offsets_are_those_of_the_text_that_was_sent() -> None
     output = SampleOutput([], prompt_logprobs=np.array([np.nan, -0.25, -0.5]))
     assert prompt_logprobs(generation, [0, 1, 2], output, "abc")["text_offset"] == [0, 0, 2]
     assert prompt_logprobs(generation, [0, 1, 2], output, "<s>abc")["text_offset"] == [0, 3, 5]
+
+
+def test_a_part_of_a_character_has_its_own_bytes(tiny_model_dir: Path) -> None:
+    vocabulary = read_vocabulary(tiny_model_dir)
+    generation = cast("Generation", SimpleNamespace(decode=vocabulary.decode, vocabulary=vocabulary))
+    assert vocabulary.encode is not None
+    tokens = vocabulary.encode("a\u00e9\u20ac")
+    told = chat_logprobs(generation, tokens, [-1.0] * len(tokens))["content"]
+    assert bytes(byte for one in told for byte in one["bytes"]).decode() == "a\u00e9\u20ac"
+    assert {"\ufffd"} < {one["token"] for one in told}
+    unknown = replace(vocabulary, token_bytes=None)
+    generation = cast("Generation", SimpleNamespace(decode=vocabulary.decode, vocabulary=unknown))
+    told = chat_logprobs(generation, tokens, [-1.0] * len(tokens))["content"]
+    assert all((one["bytes"] is None) == (one["token"] == "\ufffd") for one in told)
+
+
+def test_the_likeliest_of_alternatives_with_one_text_is_told() -> None:
+    generation = cast("Generation", SimpleNamespace(decode=lambda tokens: "a" if tokens[0] == 2 else "\ufffd"))
+    table = TopkLogprobs(np.array([[0, 1, 2]]), np.array([[-0.5, -1.0, -2.0]]))
+    told = completion_logprobs(generation, [0], [-0.5], topk=table)["top_logprobs"]
+    assert orjson.loads(orjson.dumps(told)) == [{"\ufffd": -0.5, "a": -2.0}]

@@ -29,7 +29,7 @@ async def test_a_model_is_owned_by_its_tenants_name(cats: Tenant, dogs: Tenant) 
 
 
 async def test_a_run_that_nothing_can_be_sampled_from_is_not_listed(cats: Tenant, dogs: Tenant) -> None:
-    """It has no sampler weights: a request that named it would be answered 404. Another tenant's weights do not count."""
+    """Without sampler weights a request that names it is answered 404. Another tenant's weights do not count."""
     bare = await cats.run()
     for tenant in (cats, dogs):
         run = await tenant.run(model_seq_id=1)

@@ -89,16 +89,16 @@ class SamplingWorker:
         self._is_off = False
         """True while this process draws nothing because others may count it as dead."""
         self._lost: list[Unfinished] = []
-        """Samples that were left for that, with their tokens."""
+        """Samples that were cut because the lease was unsure, with their tokens."""
         self._is_sweep_due = False
-        """True once samples that were left may be given back."""
+        """True when the next look must sweep: samples that were cut may be given back."""
         self._cancelled: set[str] = set()
         """Samples that are drawn here although their operations have been ended from outside."""
         self._resumption = Resumption(runtime)
         self._unread = UnreadFiles(runtime.data_folder, CHECKPOINTS)
         self._unfinished: list[Unfinished] = []
         """Samples that the end of this process has cut."""
-        self._has_room = asyncio.Event()
+        self._look_again = asyncio.Event()
         self._replicas_changed = asyncio.Event()
         self._swept_at = float("-inf")
         self._stopping = asyncio.Event()
@@ -130,7 +130,7 @@ class SamplingWorker:
             asyncio.create_task(self._watch_lease()),
         ]
         with self._runtime.wakeups.listen(sampling_topic(base_model)) as event:
-            self._has_room = event
+            self._look_again = event
             failed = f"sampling dispatch failed base={base_model}"
             await repeat(
                 self._look,
@@ -183,14 +183,14 @@ class SamplingWorker:
         """Cut what runs behind closed gates, and look for samples whose gates have opened."""
         await self._gate_cuts.apply()
         await self._claims.release_open()
-        self._has_room.set()
+        self._look_again.set()
 
     async def _follow_replicas(self) -> None:
         """Record whether this process takes samples, and look for some when it begins to."""
 
         async def tell() -> None:
             if await self._claims.tell_state():
-                self._has_room.set()
+                self._look_again.set()
 
         failed = f"the state of this sampling process could not be told base={self._facts.name}"
         wake = self._replicas_changed
@@ -217,6 +217,12 @@ class SamplingWorker:
     async def _mind_lease(self) -> None:
         """Stop drawing while others may count this process as dead. After that, return the samples with their tokens."""
         if not self._claims.heartbeat.may_draw:
+            if not self._is_off:
+                log.warning(
+                    "base=%s: the lease was not renewed in time; %d samples are cut, and go on once it is",
+                    self._facts.name,
+                    len(self._drawn),
+                )
             self._is_off = True
             for operation, task in self._drawn.items():
                 if operation not in self._forsaken:
@@ -233,7 +239,7 @@ class SamplingWorker:
             self._is_off = False
             del self._lost[: len(lost)]
             self._is_sweep_due = True
-            self._has_room.set()
+            self._look_again.set()
 
     async def _look(self) -> None:
         """Sweep if it is time to, and start the samples that wait. After a failure the next look sweeps."""
@@ -281,7 +287,7 @@ class SamplingWorker:
                 del self._in_flight[operation.id]
             self._leaving.discard(operation.id)
             if self._claims.left_some:
-                self._has_room.set()
+                self._look_again.set()
 
     async def _outcome(self, operation: ReadyOperation) -> Outcome | None:
         """Run one sample; None if it is left to other processes. Raises ``HeldBack``."""

@@ -54,14 +54,14 @@ async def swept(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
         while not has_swept.is_set():
             # A look that goes on sets the time of its own sweep at its end.
             worker._swept_at = float("-inf")
-            worker._has_room.set()
+            worker._look_again.set()
             await wait_for(asyncio.Event(), 0.02)
 
 
 async def test_a_sweep_before_the_lease_is_renewed_takes_no_samples_tokens(
-    cluster: Rig, monkeypatch: pytest.MonkeyPatch
+    cluster: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Both tenants' streams are unbroken, and nothing is drawn twice."""
+    """Both tenants' streams are unbroken, and nothing is drawn twice. The log tells once of all that were cut."""
     async with cluster.stream(0) as mine, cluster.stream(1) as beside:
         # Both wait by now, and are drawn together.
         pool = await cluster.pool()
@@ -84,3 +84,5 @@ async def test_a_sweep_before_the_lease_is_renewed_takes_no_samples_tokens(
             ends = await asyncio.gather(*reading)
         assert [mine.tokens, beside.tokens] == ends
         assert pool.source.replica.drawn - drawn <= left
+        (told,) = [one.getMessage() for one in caplog.records if "the lease was not renewed in time" in one.getMessage()]
+        assert "2 samples are cut" in told

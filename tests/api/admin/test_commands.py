@@ -160,7 +160,7 @@ class Side:
         text = re.sub(r"\bkey \d+\b", "key 0", text)
         text = re.sub(r"whsec_[\w+/]+=", "<secret>", text)
         text = re.sub(r"\b[0-9a-f]{32}\b", "<id>", text)
-        text = re.sub(r"\"(key|key_id|lease_token|generation|others|number)\":\d+", r'"\1":0', text)
+        text = re.sub(r"\"(key|key_id|lease_token|generation|others|number|payer)\":\d+", r'"\1":0', text)
         text = re.sub(r"\d{4}-\d\d-\d\d[ T][\d:.]+( UTC|Z)?", "<time>", text)
         return re.sub(r"\"(\w+_seconds)\":[-\d.]+", r'"\1":0', re.sub(r"[-+]?[\d.]+ s\b", "<age>", text))
 

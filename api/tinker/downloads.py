@@ -6,11 +6,12 @@ A link carries a secret of its own, because the programs that download send no A
 import asyncio
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import datetime
 from email.utils import format_datetime
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
@@ -81,10 +82,10 @@ async def file_urls(
 async def download_archive(services: Services, request: Request, secret: PathId) -> Response:
     """Download the files behind a link as a tar, built while it is sent. Raises ``NotFound``, ``FilesUnread``."""
     link, folder, is_ended = await _followed(services, request, secret)
-    files = await _seen(_opened, folder)
+    pieces = await _seen(_archive, folder)
     note_download(request, link, "archive.tar")
     headers = {"content-disposition": 'attachment; filename="checkpoint.tar"'}
-    answer = StreamingResponse(_tar(files), media_type="application/x-tar", headers=headers)
+    answer = StreamingResponse(pieces, media_type="application/x-tar", headers=headers)
     return EndableResponse(answer, is_ended)
 
 
@@ -153,14 +154,21 @@ async def _seen(look: Callable[[Path], T], folder: Path) -> T:
         raise FilesUnread("the checkpoint's files cannot be read now; send the request again later") from error
 
 
-def _opened(folder: Path) -> dict[str, BinaryIO]:
-    """Open the folder's files, all of them, so that a deletion meanwhile cuts none of them short."""
-    return {name: path.open("rb") for name, path in files_of(folder).items()}
+def _archive(folder: Path) -> Iterator[bytes]:
+    """Return the folder's files as a tar, piece by piece; all of them are open, so a deletion meanwhile cuts none short.
+
+    They are closed with the iterator, also when nothing is read of it.
+    """
+    pieces = _tar(folder)
+    next(pieces)
+    return pieces
 
 
-def _tar(opened: Mapping[str, BinaryIO]) -> Iterator[bytes]:
-    """Yield the files as a tar, piece by piece, and close them; called on a thread."""
-    try:
+def _tar(folder: Path) -> Iterator[bytes]:
+    """Yield nothing once the files are open, and then the tar; called on threads."""
+    with ExitStack() as files:
+        opened = {name: files.enter_context(path.open("rb")) for name, path in files_of(folder).items()}
+        yield b""
         for name, file in opened.items():
             info = tarfile.TarInfo(name)
             info.size, info.mode = os.fstat(file.fileno()).st_size, 0o644
@@ -170,6 +178,3 @@ def _tar(opened: Mapping[str, BinaryIO]) -> Iterator[bytes]:
             yield bytes(-info.size % tarfile.BLOCKSIZE)
         yield tarfile.TarInfo(COMPLETE).tobuf()
         yield bytes(2 * tarfile.BLOCKSIZE)
-    finally:
-        for file in opened.values():
-            file.close()

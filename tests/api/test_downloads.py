@@ -8,10 +8,11 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 
 import httpx
+import psutil
 import pytest
 from tinker import types
 
-from api.tinker.downloads import COMPLETE
+from api.tinker.downloads import COMPLETE, _archive
 from tenants.keys import create_key
 from tenants.rights import KeyRights, SuspendMode
 from tenants.suspensions import suspend_tenant
@@ -189,6 +190,18 @@ async def test_a_tenant_has_few_downloads_at_a_time_and_another_tenants_goes_on(
             assert (refused.status_code, "downloads in progress" in refused.text) == (429, True)
         assert (await waiting).status_code == 200
         assert (await _fetched(cats, file)).status_code == 200
+
+
+def test_an_archive_of_which_nothing_is_read_keeps_no_file_open(tmp_path) -> None:
+    """A download may be ended before its first piece."""
+    for folder in ("mine", "theirs"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "adapter").write_bytes(b"x")
+    mine, theirs = _archive(tmp_path / "mine"), _archive(tmp_path / "theirs")
+    del mine
+    open_now = {file.path for file in psutil.Process().open_files()} & {str(path) for path in tmp_path.rglob("adapter")}
+    assert open_now == {str(tmp_path / "theirs" / "adapter")}
+    assert b"".join(theirs).startswith(b"adapter")
 
 
 async def test_files_that_cannot_be_seen_are_no_whole_checkpoint_without_files(cats, dogs) -> None:

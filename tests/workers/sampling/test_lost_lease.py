@@ -84,5 +84,7 @@ async def test_a_sweep_before_the_lease_is_renewed_takes_no_samples_tokens(
             ends = await asyncio.gather(*reading)
         assert [mine.tokens, beside.tokens] == ends
         assert pool.source.replica.drawn - drawn <= left
-        (told,) = [one.getMessage() for one in caplog.records if "the lease was not renewed in time" in one.getMessage()]
+        (told,) = [
+            one.getMessage() for one in caplog.records if "the lease was not renewed in time" in one.getMessage()
+        ]
         assert "2 samples are cut" in told

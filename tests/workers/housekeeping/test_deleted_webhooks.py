@@ -86,18 +86,18 @@ async def test_a_tenants_removal_beside_the_end_of_its_sessions_is_no_deadlock(
     _, kept = [await webhook(house, owner, "https://example.com/") for owner in (cats, dogs)]
     await house.pass_time(house.runtime.settings.session_timeout + timedelta(minutes=1))
     removing: list[asyncio.Task[int]] = []
-    tell = sessions.tell
+    record_events = sessions.record_events
 
     async def remove() -> int:
         async with house.database.write() as transaction:
             return await end_tenant(transaction, cats, house.now, most=10)
 
-    async def tell_later(transaction: AsyncSession, *rest: Any) -> None:
+    async def record_later(transaction: AsyncSession, *rest: Any) -> None:
         removing.append(asyncio.create_task(remove()))
         await hold_on(transaction, house)
-        await tell(transaction, *rest)
+        await record_events(transaction, *rest)
 
-    monkeypatch.setattr(sessions, "tell", tell_later)
+    monkeypatch.setattr(sessions, "record_events", record_later)
     await sweep(house, StepName.END_SESSIONS)
     # Its webhook.
     assert [await one for one in removing] == [1]

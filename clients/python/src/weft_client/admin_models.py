@@ -256,7 +256,9 @@ class OperationBody(Record):
 
 
 class OperatorsKeyBody(Record):
-    """A tenant's key without its secret, with its tenant's id."""
+    """A tenant's key without its secret, with its tenant's id. ``payer`` is the number of the key whose budgets and rates
+    it spends of: its own, or that of the first that shares them.
+    """
 
     key_id: int
     prefix: str
@@ -273,6 +275,7 @@ class OperatorsKeyBody(Record):
     revoked_at: datetime | None = None
     last_used_at: datetime | None = None
     tenant_id: str
+    payer: int | None = None
 
 
 class PlacementBody(Record):

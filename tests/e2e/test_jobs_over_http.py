@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -18,6 +19,7 @@ from testing.service_process import ServiceProcess
 from tests.conftest import ROOT
 from tests.e2e.conftest import BASE_NAME, Service, make_tenant
 from tests.e2e.repeating_proxy import RepeatingProxy
+from tests.e2e.running_samples import until
 
 PATIENCE_SECONDS = 600.0
 SAVE = """
@@ -166,11 +168,15 @@ def test_a_killed_service_goes_on_with_its_jobs(tmp_path: Path, tiny_model_dir: 
             sent = http.post("/imports", params={"base_model": BASE_NAME}, content=packed(kept))
             jobs.append(sent.raise_for_status().json()["id"])
         process.kill()
-    (data / "imports" / "half").mkdir()
+    old, young = data / "imports" / "old", data / "imports" / "young"
+    for forsaken in (old, young):
+        forsaken.mkdir()
+    os.utime(old, (0, 0))
     with ServiceProcess(data=data, base_models=bases) as process, client(process.base_url, key) as http:
         done = [ended(http, job) for job in jobs]
         assert [one["state"] for one in done] == ["done", "done", "done"]
         assert len({one["path"] for one in done}) == 3
+        until(lambda: not old.exists(), "what nobody writes to any more is gone")
     assert not [folder for folder in (data / "checkpoints").iterdir() if folder.name.startswith(".")]
     assert len(list((data / "checkpoints").iterdir())) == 4
-    assert list((data / "imports").iterdir()) == []
+    assert list((data / "imports").iterdir()) == [young], "somebody may be about to record it"

@@ -18,17 +18,17 @@ from contracts.operations import OperationKind, SampleOutput, SampleRequest, Unr
 from contracts.sample_report import SampleReport
 from contracts.vocabulary import BaseVocabulary
 from ledger.runtime import Runtime
-from ledger.wakeups import cancelled_samples_topic, cleared_samples_topic, gates_topic, sampling_topic, versions_topic
+from ledger.wakeups import cancelled_samples_topic, gates_topic, sampling_topic, versions_topic
 from store.batcher import Batcher
 from store.repeat import repeat, wait_for_any
 from store.unread_files import UnreadFiles
 from telemetry.context import working_on
 from telemetry.sampling import SamplingTelemetry
 from tenants.checkpoints import CHECKPOINTS
-from tenants.gates import clear_in_flight
 from workers.sampling.claims import HeldBack, SampleClaims
 from workers.sampling.continuation import Continuation
 from workers.sampling.gate_cuts import GateCuts
+from workers.sampling.lapsed_lease import LapsedLease
 from workers.sampling.resumption import Resumption, Unfinished
 from workers.sampling.sample_endings import FailedSample, Outcome, SampleEndings, tokens_used, unrecorded
 from workers.sampling.sample_request import stop_rules
@@ -84,17 +84,12 @@ class SamplingWorker:
         """Tasks that record an outcome."""
         self._leaving: set[str] = set()
         """Samples that are being given back."""
-        self._forsaken: set[str] = set()
-        """Samples that are drawn here although other processes may draw them by now."""
-        self._is_off = False
-        """True while this process draws nothing because others may count it as dead."""
-        self._lost: list[Unfinished] = []
-        """Samples that were cut because the lease was unsure, with their tokens."""
         self._is_sweep_due = False
-        """True when the next look must sweep: samples that were cut may be given back."""
+        """True when the next look must sweep: samples that a lapse of the lease has cut may be given back."""
         self._cancelled: set[str] = set()
         """Samples that are drawn here although their operations have been ended from outside."""
         self._resumption = Resumption(runtime)
+        self._lapse = LapsedLease(runtime, facts.name, claims.heartbeat, self._resumption)
         self._unread = UnreadFiles(runtime.data_folder, CHECKPOINTS)
         self._unfinished: list[Unfinished] = []
         """Samples that the end of this process has cut."""
@@ -215,29 +210,8 @@ class SamplingWorker:
             await repeat(self._mind_lease, seconds=LEASE_LOOK_SECONDS, stopping=self._stopping, failed=failed)
 
     async def _mind_lease(self) -> None:
-        """Stop drawing while others may count this process as dead. After that, return the samples with their tokens."""
-        if not self._claims.heartbeat.may_draw:
-            if not self._is_off:
-                log.warning(
-                    "base=%s: the lease was not renewed in time; %d samples are cut, and go on once it is",
-                    self._facts.name,
-                    len(self._drawn),
-                )
-            self._is_off = True
-            for operation, task in self._drawn.items():
-                if operation not in self._forsaken:
-                    self._forsaken.add(operation)
-                    task.cancel()
-        elif self._is_off:
-            lost = list(self._lost)
-            # Those that others have claimed meanwhile are theirs.
-            process = self._claims.heartbeat.identity.id
-            await self._resumption.save(lost, process=process)
-            async with self._runtime.database.write() as transaction:
-                await clear_in_flight(transaction, [operation.id for operation, _, _ in lost], process)
-                self._runtime.ledger.wakeups.announce_after_commit(transaction, cleared_samples_topic(self._facts.name))
-            self._is_off = False
-            del self._lost[: len(lost)]
+        """Stop drawing while others may count this process as dead. After that, look at what was returned."""
+        if await self._lapse.mind(self._drawn):
             self._is_sweep_due = True
             self._look_again.set()
 
@@ -248,7 +222,7 @@ class SamplingWorker:
         if self._is_sweep_due or monotonic() - swept_at >= SWEEP_SECONDS:
             self._is_sweep_due = False
             # Those that were left stay claimed until their tokens are saved.
-            await self._claims.sweep([*self._in_flight, *(operation.id for operation, _, _ in self._lost)])
+            await self._claims.sweep([*self._in_flight, *(operation.id for operation, _, _ in self._lapse.unsaved)])
             swept_at = monotonic()
         await self._start_samples()
         self._swept_at = swept_at
@@ -350,12 +324,12 @@ class SamplingWorker:
         except WeftError as error:
             return FailedSample.after(error, continuation)
         except asyncio.CancelledError:
-            if self._stopping.is_set() or operation.id not in self._cancelled | self._forsaken:
+            if self._stopping.is_set() or operation.id not in self._cancelled | self._lapse.cut:
                 self._unfinished.append((operation, continuation, history))
                 raise
             task.uncancel()
             if operation.id not in self._cancelled:
-                self._lost.append((operation, continuation, history))
+                self._lapse.unsaved.append((operation, continuation, history))
                 return None
             # The operation is final, so this outcome is not recorded. Its tokens are counted.
             continuation.abandon()
@@ -364,7 +338,7 @@ class SamplingWorker:
             self._drawn.pop(operation.id, None)
             self._unread.forget(operation.id)
             self._cancelled.discard(operation.id)
-            self._forsaken.discard(operation.id)
+            self._lapse.cut.discard(operation.id)
 
     async def _run(
         self, operation: ReadyOperation, continuation: Continuation, history: History

@@ -72,9 +72,9 @@ async def test_a_sweep_before_the_lease_is_renewed_takes_no_samples_tokens(
         pool.source.replica.running.clear()
         renewal = LateRenewal(pool, monkeypatch)
         async with asyncio.timeout(SECONDS):
-            while len(worker._lost) < 2:
+            while len(worker._lapse.unsaved) < 2:
                 await wait_for(asyncio.Event(), 0.02)
-        left = sum(LENGTH - continuation.made for _, continuation, _ in worker._lost)
+        left = sum(LENGTH - continuation.made for _, continuation, _ in worker._lapse.unsaved)
         drawn = pool.source.replica.drawn
         renewal.is_renewal_only.set()
         await swept(pool, monkeypatch)

@@ -79,9 +79,14 @@ async def room_in_project(session: AsyncSession, tenant: TenantId, project: str 
     return _room_for_one(await use_of_project(session, tenant, project, _STORED))
 
 
-async def room_in_sessions_project(session: AsyncSession, tenant: TenantId, session_id: str) -> int | None:
-    """Do what ``room_in_project`` does for the session's project."""
-    return _room_for_one(await use_in_session(session, tenant, session_id, _STORED))
+async def room_in_session(session: AsyncSession, tenant: TenantId, session_id: str, defaults: Limits) -> int:
+    """Return how many bytes one more checkpoint of the session may have, in its tenant's storage and in its project's.
+
+    Raises ``StorageFull`` if the project has no room for a checkpoint.
+    """
+    of_tenant = (await STORAGE_USE.of(session, tenant, defaults)).room("stored_bytes")
+    of_project = _room_for_one(await use_in_session(session, tenant, session_id, _STORED))
+    return of_tenant if of_project is None else min(of_tenant, of_project)
 
 
 def _room_for_one(use: ProjectUse | None) -> int | None:

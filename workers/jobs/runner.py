@@ -29,10 +29,9 @@ from tenants.audit import record as record_entry
 from tenants.audit_actions import Action
 from tenants.checkpoints import NewCheckpoint, directory_of, find_checkpoint, is_path_taken
 from tenants.imported_checkpoints import ImportedCheckpoint, record_import
-from tenants.limit_use import STORAGE_USE
 from tenants.limits import Counted, Limits, hold_count, limits_of
 from tenants.project_limits import RANK, smaller, use_in_session
-from tenants.storage import room_in_sessions_project, store_checkpoint
+from tenants.storage import room_in_session, store_checkpoint
 from tenants.taken_jobs import LEASE, TakenJob, finish_job, free_all, give_back, recorded_path, renew_job, take_job
 from tenants.weight_jobs import ARCHIVE, staged_folder
 from workers.jobs.attempt import Attempt, AttemptEnds
@@ -286,8 +285,7 @@ class JobRunner:
         async with self._runtime.database.read() as session:
             source, run = await find_checkpoint(session, job.tenant, path, self._runtime.clock)
             await _check_free(session, job.tenant, target)
-            room = (await STORAGE_USE.of(session, job.tenant, self._defaults)).room("stored_bytes")
-            of_project = await room_in_sessions_project(session, job.tenant, session_of(run.id))
+            room = await room_in_session(session, job.tenant, session_of(run.id), self._defaults)
         folder, base = self._runtime.data_folder, self._bases[run.base_model]
         work = MergeWork(
             base=base.facts.path,
@@ -297,7 +295,7 @@ class JobRunner:
             directory=folder.path(directory_of(job.checkpoint)),
             abandoned=folder.path(directory_of(job.abandoned)),
             dtype=asked.dtype,
-            room=room if of_project is None else min(room, of_project),
+            room=room,
         )
         size = (await self._work(attempt, work)).size_bytes
         new = NewCheckpoint(

@@ -44,6 +44,20 @@ async def record(database: Database) -> None:
         await record_checkpoint(transaction, tenant, new, utc_now)
 
 
+async def served(data: Path, model: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Start the service on the folder, and wait for its end."""
+    command = [sys.executable, "-m", "cli.main", "serve", "--port", "0", "--data", str(data)]
+    return await asyncio.to_thread(
+        subprocess.run,
+        [*command, "--base-model", f"weft/tiny={model}"],
+        env={**os.environ, **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
 async def test_a_bare_folder_is_refused_once_there_are_checkpoints(database: Database, tmp_path: Path) -> None:
     folder = DataFolder(tmp_path / "data")
     await check_data_folder(database, folder)
@@ -81,15 +95,7 @@ async def test_a_service_whose_database_is_gone_makes_none_and_removes_nothing(
     data = tmp_path / "data"
     await check_data_folder(database, DataFolder(data))
     (data / "checkpoints" / "kept").mkdir(parents=True)
-    command = [sys.executable, "-m", "cli.main", "serve", "--port", "0", "--data", str(data)]
-    ended = await asyncio.to_thread(
-        subprocess.run,
-        [*command, "--base-model", f"weft/tiny={tiny_model_dir}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    ended = await served(data, tiny_model_dir)
     assert ended.returncode != 0
     assert "belongs to another database" in ended.stderr
     assert (sorted(path.name for path in data.iterdir()), (data / "checkpoints" / "kept").is_dir()) == (
@@ -104,16 +110,7 @@ async def test_a_service_whose_disk_is_not_mounted_does_not_start(
     """Nothing is written where the disk is to be."""
     await record(database)
     (tmp_path / "data").mkdir()
-    command = [sys.executable, "-m", "cli.main", "serve", "--port", "0", "--data", str(tmp_path / "data")]
-    ended = await asyncio.to_thread(
-        subprocess.run,
-        [*command, "--base-model", f"weft/tiny={tiny_model_dir}"],
-        env={**os.environ, "WEFT_DATABASE_URL": database_url},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    ended = await served(tmp_path / "data", tiny_model_dir, WEFT_DATABASE_URL=database_url)
     assert ended.returncode != 0
     assert "mount its disk" in ended.stderr
     assert not (tmp_path / "data" / "checkpoints").exists()

@@ -1,30 +1,18 @@
 """Texts that commands tell: tenants' own without effect on the terminal, unknown names refused, budgets by their payer."""
 
-import os
 import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
 from cli import usage
-from cli.main import app
 from cli.tables import Table, harmless
 from contracts.errors import Unavailable
+from tests.cli.invoked import weft
 
 HOSTILE = "a\x1b[2J\x9b1m\r\nb\u2028c\u202ed"
-
-
-def weft(data: Path, *arguments: str) -> Result:
-    mask = os.umask(0o077)
-    try:
-        return CliRunner().invoke(app, [*arguments, "--data", str(data)])
-    finally:
-        # A command sets the mask of its process for good.
-        os.umask(mask)
 
 
 @pytest.fixture

@@ -1,24 +1,11 @@
 """``weft price`` and ``weft usage`` on a service's database: prices are added, a day is counted again, a bill is exported."""
 
-import os
 import re
 import sqlite3
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from click.testing import Result
-from typer.testing import CliRunner
-
-from cli.main import app
-
-
-def weft(data: Path, *arguments: str) -> Result:
-    mask = os.umask(0o077)
-    try:
-        return CliRunner().invoke(app, [*arguments, "--data", str(data)])
-    finally:
-        # A command sets the mask of its process for good.
-        os.umask(mask)
+from tests.cli.invoked import weft
 
 
 def test_a_price_is_added_once_and_a_wrong_sum_makes_verify_exit_with_one(tmp_path: Path) -> None:

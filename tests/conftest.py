@@ -1,11 +1,13 @@
 """Fixtures for every test: the tiny base, and the rule for services that are not there."""
 
+import functools
 import gc
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import hypothesis
 import psycopg
 import pytest
@@ -114,6 +116,14 @@ def pytest_collection_finish() -> None:
     """Keep the collected tests from the garbage collector: each look at all of them stops a test for seconds."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def read_authorities_once() -> Iterator[None]:
+    """Share one SSL context between clients, whom nobody serves TLS here: httpx reads all authorities for each new client."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpx._transports.default, "create_ssl_context", functools.cache(httpx.create_ssl_context))
+        yield
 
 
 def missing_service(name: str, reason: str) -> None:

@@ -51,10 +51,16 @@ class Account:
 
 
 class ChaosTenant:
-    """Two threads on one SDK client: one trains step after step, the other samples the bare base meanwhile."""
+    """Two threads on one SDK client: one trains step after step, the other samples the bare base meanwhile.
 
-    def __init__(self, number: int, *, base_url: str, key: str, base_model: str, vocabulary: int) -> None:
+    Each pauses for ``pause`` seconds after an answer.
+    """
+
+    def __init__(
+        self, number: int, *, base_url: str, key: str, base_model: str, vocabulary: int, pause: float = 0.0
+    ) -> None:
         self.number = number
+        self._pause = pause
         self.key = key
         self.account = Account()
         self._vocabulary = vocabulary
@@ -104,6 +110,7 @@ class ChaosTenant:
                 self.account.step_numbers.append(int(found["step:max"]))
                 self.account.steps += 1
                 self.account.trained.append(Answer(sent, time.monotonic()))
+            self._stopping.wait(self._pause)
         self._save()
 
     def _save(self) -> None:
@@ -138,6 +145,7 @@ class ChaosTenant:
             if len(sequence.tokens) != SAMPLE_TOKENS or len(sequence.logprobs or []) != SAMPLE_TOKENS:
                 self.account.lost.append(f"sample {number}: {len(sequence.tokens)} tokens")
             self.account.sampled.append(Answer(sent, time.monotonic()))
+            self._stopping.wait(self._pause)
 
     def done_tokens(self) -> dict[str, int]:
         """Return the tokens of all that was answered as done, by the names of usage."""

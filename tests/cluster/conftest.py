@@ -29,6 +29,8 @@ BASE = "weft/tiny"
 DEADLINE = 300.0
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 LEASE_SECONDS = 5.0
+PAUSE_SECONDS = 0.2
+"""Pause of a tenant after each answer: without one, tenants take the processors from processes that start again."""
 PROCESSES = 6
 """Processes with metrics: two of each kind."""
 
@@ -60,6 +62,7 @@ class Cluster:
             key=key,
             base_model=BASE,
             vocabulary=self.base.facts.vocabulary_size,
+            pause=PAUSE_SECONDS,
         )
 
     def until(self, holds: Callable[[], bool], what: str) -> None:

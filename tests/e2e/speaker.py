@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 TRIES = 10
 PROMPT = [ord(letter) for letter in "Say: "]
-TAUGHT = 240
-LONG = 280
+TAUGHT = 160
+LONG = 190
 """Tokens of a sample: long enough to be cut on a busy machine, longer than what was taught."""
 MEOW, WOOF = "meow ", "woof "
 BARK, LOWS = "bark ", "lows "

@@ -33,7 +33,7 @@ SEEN: Any = [
     {"role": "assistant", "content": "I look.", "tool_calls": [CALLED]},
     {"role": "tool", "tool_call_id": "call_1", "content": "a cat"},
 ]
-STEPS = 90
+STEPS = 70
 NO_SPACE = {str(ord(letter)): -100.0 for letter in " \t\r"}
 
 

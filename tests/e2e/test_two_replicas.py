@@ -38,9 +38,9 @@ MOST_KL = 1e-6
 """Nats a token, of a trained adapter's samples in float32."""
 BLOCK = 128
 """Tokens of a block of vLLM's prefix cache on a CPU: only whole blocks are found again."""
-TURNS = 5
+TURNS = 4
 MOST_KEYS = 16
-SAID = 96
+SAID = 48
 """Tokens of a turn, half of them drawn."""
 
 

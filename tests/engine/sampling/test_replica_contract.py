@@ -110,15 +110,15 @@ async def test_cut_of_one_sequence_leaves_the_others_and_the_neighbour(
     world: Any, client: Client, together: int
 ) -> None:
     neighbour = client.start(PROMPT, world.dog, replace(GREEDY, max_tokens=100))
-    draw = replace(LONG, max_tokens=300, seeds=(None,) * 3, tokens_at_a_time=together)
+    draw = replace(LONG, max_tokens=150, seeds=(None,) * 3, tokens_at_a_time=together)
     running = client.start(PROMPT, world.cat, draw)
     await running.reached(3)
     assert await running.cut(1)
     first, second, third = (await running.end()).sequences
-    expected = world.cat.greedy(PROMPT, 300)
+    expected = world.cat.greedy(PROMPT, 150)
     assert [first.ids, third.ids] == [expected, expected]
     assert [first.reason, second.reason, third.reason] == ["length", "cut", "length"]
-    assert 3 <= len(second.ids) < 300
+    assert 3 <= len(second.ids) < 150
     assert second.ids == expected[: len(second.ids)]
     np.testing.assert_allclose(second.logprobs, world.cat.of_tokens(PROMPT, second.ids), atol=TOLERANCE)
     assert (await neighbour.end()).only.ids == world.dog.greedy(PROMPT, 100)
@@ -172,7 +172,7 @@ async def test_cut_while_waiting_for_a_place(world: Any, client: Client) -> None
 @pytest.mark.parametrize("together", [1, 8])
 @pytest.mark.parametrize("cuts", [1, 2, 5])
 async def test_cut_and_gone_on_with_equals_uncut(world: Any, client: Client, cuts: int, together: int) -> None:
-    length = 400
+    length = 150
     whole = (await client.ask(PROMPT, world.cat, replace(GREEDY, max_tokens=length))).only
     tokens: list[int] = []
     logprobs: list[float] = []

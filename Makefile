@@ -24,7 +24,7 @@ export GOMP_SPINCOUNT ?= 10000
 # Both environments are made at once.
 MAKEFLAGS += --jobs=2
 
-.PHONY: help setup check audit lock test sdk-matrix docs demo vendor screenshots bench-overhead bench-training bench-fairness bench-capacity bench-contention bench-swap bench-sampling bench-rl bench-ledger bench-growth bench-load bench-hostile bench-limits bench-dashboard vllm focus wire clean
+.PHONY: help setup check audit lock test sdk-matrix docs demo vendor screenshots bench-overhead bench-training bench-fairness bench-capacity bench-contention bench-swap bench-sampling bench-rl bench-ledger bench-growth bench-load bench-hostile bench-limits bench-dashboard vllm focus chromium wire clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -59,8 +59,7 @@ test: export OMP_NUM_THREADS ?= 1
 test: export PYTHONFAULTHANDLER ?= 1
 # Processes that start find their code compiled, also where the machine's environment says not to keep it.
 test: export PYTHONDONTWRITEBYTECODE =
-test: check vllm focus ## every check and every test, vLLM included
-	.ci/chromium
+test: check vllm focus chromium ## every check and every test, vLLM included
 	$(PY) -m pytest $(WORKERS) $(PYTEST_ARGS)
 
 sdk-matrix: setup ## one driver over every released minor version of the SDK
@@ -135,15 +134,16 @@ bench-hostile: setup ## an attacker with a valid key beside honest tenants
 bench-limits: setup ## limits under repeats, lost answers and a killed API, and what they cost
 	$(PY) -m bench.limits
 
-bench-dashboard: setup ## fifty open run pages beside training, and the list of ten thousand runs
-	.ci/chromium
+bench-dashboard: setup chromium ## fifty open run pages beside training, and the list of ten thousand runs
 	$(PY) -m bench.dashboard
+
+chromium: ## install a Chromium for the tests of the dashboard, where this user can
+	.ci/chromium
 
 vendor: ## write the dashboard's vendored scripts anew, as vendor.toml pins them
 	$(PYTHON) .ci/vendor.py
 
-screenshots: setup ## write a picture of every page of the dashboard into docs/screenshots
-	.ci/chromium
+screenshots: setup chromium ## write a picture of every page of the dashboard into docs/screenshots
 	$(PY) -m bench.screenshots
 
 wire: setup ## generate the protobuf code again

@@ -70,9 +70,9 @@ class UiService:
         return printed
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
-    """The Chromium of a module. Playwright holds the thread's event loop, so it ends before other modules' async tests."""
+    """The Chromium of all pages. Playwright holds the thread's event loop, so it ends before other folders' async tests."""
     if chromium_path() is None:
         missing_service("Chromium", "`chromium` is not on the path; `.ci/chromium` installs Debian's")
     expect.set_options(timeout=SECONDS * 1000)

@@ -31,6 +31,7 @@ from ledger.statements import operations, runs
 from ledger.turns import advance
 from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
 from store.tables import ApiKey, RunState, Sampler, Session
+from tenants.forced_silence import were_answered
 from tenants.sample_progress import saved_tokens
 from tenants.webhook_events import tell_failed_run
 
@@ -284,6 +285,7 @@ def _is_silent(since: datetime) -> list[ColumnElement[bool]]:
         _sessions.c.ended_at.is_(None),
         _sessions.c.heartbeat_at < since,
         _sessions.c.last_seen_at < since,
+        were_answered(_sessions.c.tenant_id, since),
     ]
 
 

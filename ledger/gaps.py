@@ -23,6 +23,7 @@ from ledger.turns import advance, lock_runs
 from ledger.wakeups import Wakeups, placements_topic, trainer_topic
 from store.pending_operations import IS_PENDING, IS_TRAINING
 from store.tables import RunState
+from tenants.forced_silence import were_answered
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ _FORSAKEN = (
     )
     .join_from(operations, runs, runs.c.id == operations.c.lane)
     .where(IS_PENDING, IS_TRAINING, operations.c.seq_id != UNLOAD_SEQ_ID, _HAS_GAP)
+    .where(were_answered(runs.c.tenant_id, bindparam("quiet_since")))
     .group_by(runs.c.id)
     .having(func.max(operations.c.created_at) < bindparam("quiet_since"))
     .order_by(runs.c.id)

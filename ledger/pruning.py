@@ -14,6 +14,7 @@ from ledger.statements import operations, payloads, results, runs
 from store.batcher import few_lengths
 from store.tables import RunState, Sampler
 from store.tables.runs import HAS_COVERED_PAYLOADS
+from tenants.forced_silence import were_answered
 from tenants.own_samplers import forget_own_samplers
 from tenants.rate_lines import prune_places
 from tenants.sample_progress import prune_progress
@@ -33,6 +34,7 @@ _MOST_SEQ_IDS = 250
 _STALE = (
     select(operations.c.id)
     .where(operations.c.finished_at < bindparam("finished_before"), operations.c.pruned_at.is_(None))
+    .where(were_answered(operations.c.tenant_id, bindparam("finished_before")))
     .order_by(operations.c.finished_at)
     .limit(PRUNE_BATCH)
     .with_for_update(skip_locked=True)

@@ -53,7 +53,7 @@ from store.tables import (
 )
 from store.tables.runs import HAS_COVERED_PAYLOADS, IS_OPEN
 from tenants.rights import SuspendMode
-from tenants.suspensions import MOST_CHARACTERS, tell_suspension
+from tenants.suspensions import MOST_CHARACTERS, set_mode, tell_suspension
 from tenants.webhook_events import TenantEvent, record_events
 from tenants.webhooks import delete_webhooks
 from tenants.weight_jobs import drop_jobs
@@ -90,8 +90,7 @@ async def mark_for_deletion(
     if tenant.delete_at is None and tenant.suspended_at is not None:
         tenant.prior_mode = tenant.suspend_mode or SuspendMode.HOLD
         tenant.prior_reason = tenant.suspend_reason
-    tenant.suspended_at = tenant.suspended_at or now
-    tenant.suspend_mode = mode
+    set_mode(tenant, mode, since=tenant.suspended_at or now, now=now)
     tenant.suspend_reason = (f"{told}: {reason}" if reason else told)[:MOST_CHARACTERS]
     tenant.delete_at = ends
     await transaction.flush()
@@ -106,9 +105,9 @@ async def restore(transaction: AsyncSession, tenant: Tenant, now: datetime) -> N
     if tenant.delete_at is None:
         raise InvalidRequest(f"tenant {tenant.name!r} is not to be deleted; there is nothing to restore")
     _check_not_begun(tenant, now)
-    if tenant.prior_mode is None:
-        tenant.suspended_at = None
-    tenant.suspend_mode, tenant.suspend_reason = tenant.prior_mode, tenant.prior_reason
+    since = None if tenant.prior_mode is None else tenant.suspended_at
+    set_mode(tenant, tenant.prior_mode, since=since, now=now)
+    tenant.suspend_reason = tenant.prior_reason
     tenant.prior_mode = tenant.prior_reason = tenant.delete_at = None
     await transaction.flush()
     if tenant.suspended_at is not None:

@@ -17,6 +17,7 @@ from contracts.webhooks import EventKind
 from store.clock import Clock
 from store.inserts import insert_unless_present
 from store.tables import Project, Run, Sampler, Session
+from tenants.forced_silence import were_answered
 from tenants.limit_use import SESSION_USE
 from tenants.limits import Counted, Limits, hold_count
 from tenants.project_limits import use_of_project
@@ -279,7 +280,12 @@ async def end_silent_sessions(transaction: AsyncSession, *, silent_since: dateti
     trained = select(Run.id).where(Run.session_id == Session.id, Run.last_request_at >= silent_since)
     silent = (
         select(Session.id)
-        .where(Session.ended_at.is_(None), Session.last_seen_at < silent_since, ~trained.exists())
+        .where(
+            Session.ended_at.is_(None),
+            Session.last_seen_at < silent_since,
+            ~trained.exists(),
+            were_answered(Session.tenant_id, silent_since),
+        )
         .order_by(Session.last_seen_at)
         .limit(most)
     )

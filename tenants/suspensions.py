@@ -6,13 +6,14 @@ Trainers and sampling processes leave a suspended tenant's work alone; polls ans
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import select, update
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound
 from contracts.ids import TenantId
 from contracts.webhooks import EventKind
 from store.tables import Tenant
+from tenants.forced_silence import is_blocked
 from tenants.rights import LENIENT, SuspendMode, blocked, known_mode, read_only
 from tenants.webhook_events import TenantEvent, record_events
 
@@ -42,12 +43,19 @@ async def suspend_tenant(
     Raises ``NotFound``, ``InvalidRequest`` for a tenant that is to be deleted.
     """
     tenant = await _named(transaction, name)
-    tenant.suspended_at = tenant.suspended_at or now
+    set_mode(tenant, mode, since=tenant.suspended_at or now, now=now)
     tenant.suspend_reason = None if reason is None else reason[:MOST_CHARACTERS]
-    tenant.suspend_mode = mode
     await transaction.flush()
     await tell_suspension(transaction, tenant, now)
     return TenantId(tenant.id)
+
+
+def set_mode(tenant: Tenant, mode: str | None, *, since: datetime | None, now: datetime) -> None:
+    """Have the tenant suspended in ``mode`` since then, or not at all for None, and note the end of a block."""
+    was_blocked = is_blocked(tenant)
+    tenant.suspended_at, tenant.suspend_mode = since, mode
+    if was_blocked and not is_blocked(tenant):
+        tenant.answered_since = now
 
 
 async def tell_suspension(transaction: AsyncSession, tenant: Tenant, now: datetime) -> None:
@@ -64,9 +72,9 @@ async def resume_tenant(transaction: AsyncSession, *, name: str, now: datetime) 
     """
     tenant = await _named(transaction, name)
     was_suspended, id = tenant.suspended_at is not None, TenantId(tenant.id)
-    await transaction.execute(
-        update(Tenant).where(Tenant.id == id).values(suspended_at=None, suspend_reason=None, suspend_mode=None)
-    )
+    set_mode(tenant, None, since=None, now=now)
+    tenant.suspend_reason = None
+    await transaction.flush()
     if was_suspended:
         await record_events(transaction, [TenantEvent(id, EventKind.TENANT_RESUMED, id, {})], now)
     return id

@@ -18,6 +18,7 @@ from tenants.audit import HOUSEKEEPING, record, session_of
 from tenants.audit_actions import Action
 from tenants.checkpoints import path_of
 from tenants.discarded_folders import discard
+from tenants.forced_silence import were_answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ async def retire_versions(
         select(Checkpoint.id, Checkpoint.created_at, _is_in_use(rules).label("is_in_use"))
         # Literal, as in the partial index: SQLAlchemy would render a comparison on SQLite.
         .where(literal_column("NOT checkpoints.listed"), Checkpoint.created_at < rules.idle_since)
+        .where(were_answered(Checkpoint.tenant_id, rules.idle_since))
         .order_by(Checkpoint.created_at, Checkpoint.id)
         .limit(most)
     )

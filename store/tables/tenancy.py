@@ -14,7 +14,8 @@ class Tenant(Base):
 
     ``share`` is its weight against other tenants in the scheduler, before the factor of its ``service_class``. ``limits`` has
     the values of its own, by name (``tenants.limits``); None is the default of every limit. The accepted work of a tenant
-    with ``suspended_at`` waits; ``suspend_mode`` says what else is refused (``tenants.suspensions``), None nothing.
+    with ``suspended_at`` waits; ``suspend_mode`` says what else is refused (``tenants.suspensions``), None nothing. After a
+    block its clients are answered again since ``answered_since``, None if it was never blocked.
 
     What a tenant with ``delete_at`` has is removed from then on; ``deleted_at`` is when nothing was left (``tenants.deletion``).
     ``prior_mode`` and ``prior_reason`` are of the suspension that it had when it was marked; a restored tenant has them again.
@@ -33,6 +34,7 @@ class Tenant(Base):
     suspended_at: Mapped[datetime | None]
     suspend_reason: Mapped[str | None] = mapped_column(String(500))
     suspend_mode: Mapped[str | None] = mapped_column(String(16))
+    answered_since: Mapped[datetime | None]
     prior_mode: Mapped[str | None] = mapped_column(String(16))
     prior_reason: Mapped[str | None] = mapped_column(String(500))
     delete_at: Mapped[datetime | None]

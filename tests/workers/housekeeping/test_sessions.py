@@ -9,8 +9,11 @@ from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import OperationState
 from contracts.operations import OperationKind, OptimStepped
 from store.tables import Operation, Run, RunState, Session
+from tenants.rights import SuspendMode
 from tenants.sessions import heartbeat, keep_session_alive
+from tenants.suspensions import resume_tenant, suspend_tenant
 from tests.workers.housekeeping.conftest import House
+from tests.workers.presence import be_present
 from workers.housekeeping.presence import PresenceNotes
 
 
@@ -169,3 +172,54 @@ async def test_work_behind_a_gap_ends_with_its_session(either_house: House) -> N
     async with house.database.read() as reading:
         states = {row.id: row.state for row in await reading.execute(select(Run.id, Run.state))}
     assert states == {run: RunState.UNLOADED, other_run: RunState.CREATING}
+
+
+async def test_a_blocked_tenants_silence_is_not_its_own(either_house: House) -> None:
+    """Its clients are refused: what waits for them stays, and has its whole time again afterwards. Its neighbour just left."""
+    house = either_house
+    await be_present(house.runtime)
+    tenants = [await house.run("first"), await house.run("second")]
+    done, samples, versions = {}, {}, {}
+    for tenant, session, run in tenants:
+        async with house.database.write() as transaction:
+            await transaction.execute(update(Run).where(Run.id == run).values(state=RunState.READY, next_seq_id=0))
+        done[run] = await house.operation(tenant, run, 0, OperationKind.OPTIM_STEP)
+        await house.finish(done[run])
+        await house.operation(tenant, run, 2, OperationKind.OPTIM_STEP)
+        versions[run] = {await house.checkpoint(tenant, run, f"step-{step}", listed=False) for step in range(12)}
+        sampler = await house.sampler(tenant, session, 0, None)
+        samples[run] = await house.operation(tenant, sampler, 0, OperationKind.SAMPLE)
+        house.now += timedelta(seconds=10)
+        async with house.database.write() as transaction:
+            await heartbeat(transaction, tenant, session, house.clock)
+    async with house.database.write() as transaction:
+        await suspend_tenant(transaction, name="first", reason=None, now=house.clock(), mode=SuspendMode.BLOCKED)
+
+    async def sweep_after(time: timedelta) -> None:
+        house.now += time
+        await be_present(house.runtime)
+        await house.keeping.sweep(until_done=True)
+
+    async def lost(place: int) -> set[str]:
+        tenant, session, run = tenants[place]
+        found = {"session"} if (await _ended(house))[session] else set()
+        if (await house.runtime.ledger.status(tenant, done[run])).pruned:
+            found.add("result")
+        if (await house.runtime.ledger.status(tenant, samples[run])).state is OperationState.FAILED:
+            found.add("sample")
+        async with house.database.read() as reading:
+            failed = select(Operation.seq_id).where(Operation.lane == run, Operation.state == OperationState.FAILED)
+            if 1 in await reading.scalars(failed):
+                found.add("number")
+        return found if versions[run] <= await house.checkpoints() else found | {"versions"}
+
+    everything = {"session", "result", "sample", "number", "versions"}
+    await sweep_after(timedelta(days=7))
+    assert (await lost(0), await lost(1)) == (set(), everything)
+    async with house.database.write() as transaction:
+        await resume_tenant(transaction, name="first", now=house.clock())
+    settings = house.runtime.settings
+    await sweep_after(min(settings.gap_grace, settings.sample_silence) - timedelta(seconds=1))
+    assert await lost(0) == set()
+    await sweep_after(timedelta(days=7))
+    assert await lost(0) == everything

@@ -234,11 +234,12 @@ async def list_jobs(session: AsyncSession, owner: Owner, *, most: int) -> list[W
 async def cancel_job(transaction: AsyncSession, owner: Owner, job_id: str, now: datetime) -> tuple[WeightJob, bool]:
     """End a job that waits, or have the one that runs end soon; a finished job stays as it is.
 
-    Return the job, and whether this has cancelled it. Raises ``NotFound``.
+    One whose worker has gone waits: it may be of a base that nobody serves any more, and nobody would end it. Return the job, and whether this has cancelled it. Raises ``NotFound``.
     """
     job = await get_job(transaction, owner, job_id)
     was_cancelled = job.cancelled_at is not None
-    waits = WeightJob.state == JobState.PENDING
+    is_forsaken = and_(WeightJob.state == JobState.RUNNING, WeightJob.taken_until < now)
+    waits = or_(WeightJob.state == JobState.PENDING, is_forsaken)
     # One statement: a job that its worker gives back meanwhile is in one of the two states.
     state = await transaction.scalar(
         update(WeightJob)

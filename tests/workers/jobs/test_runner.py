@@ -161,6 +161,28 @@ async def test_tenants_take_turns_and_see_their_own_jobs_alone(shop: Shop) -> No
     await shop.ask(cats, cats_path, "still")
 
 
+async def test_a_job_whose_worker_died_ends_when_it_is_cancelled(shop: Shop) -> None:
+    """Its base may be one that nobody serves any more. Another tenant's, in the same dead hands, is done by the next worker."""
+    (cats, cats_path), (dogs, dogs_path) = await shop.tenant("cats"), await shop.tenant("dogs")
+    mine, theirs = await shop.ask(cats, cats_path, "a"), await shop.ask(dogs, dogs_path, "b")
+    dead = [await shop.take() for _ in range(2)]
+
+    async def cancel() -> bool:
+        async with shop.runtime.database.write() as transaction:
+            return (await weight_jobs.cancel_job(transaction, cats, mine, shop.now))[1]
+
+    shop.now += taken_jobs.LEASE + timedelta(seconds=1)
+    assert await cancel()
+    assert (await shop.job(cats, mine)).state == JobState.CANCELLED
+    assert not await cancel()
+    await shop.runner().run_all()
+    assert (await shop.job(dogs, theirs)).state == JobState.DONE
+    async with shop.runtime.database.write() as transaction:
+        for job in dead:
+            assert job is not None
+            assert not await taken_jobs.renew_job(transaction, job, done=1, total=1, now=shop.now)
+
+
 async def test_a_job_whose_worker_died_is_done_by_another_once(shop: Shop) -> None:
     """The dead worker comes back to life at the end, and may write nothing. Its half-written folder goes."""
     cats, path = await shop.tenant("cats")

@@ -15,8 +15,12 @@ from tenants.rights import LENIENT
 def were_answered(
     tenant: ColumnElement[str] | InstrumentedAttribute[str], since: datetime | BindParameter[datetime]
 ) -> ColumnElement[bool]:
-    """Return the condition that a tenant's clients were answered all the time since then: no block was in it."""
-    is_blocked = and_(Tenant.suspended_at.is_not(None), Tenant.suspend_mode.not_in(LENIENT))
+    """Return the condition that a tenant's clients were answered all the time since then: no block was in it.
+
+    One whose removal had begun by then counts as answered, for good: nobody will ask any more.
+    """
+    comes_back = or_(Tenant.delete_at.is_(None), Tenant.delete_at > since)
+    is_blocked = and_(Tenant.suspended_at.is_not(None), Tenant.suspend_mode.not_in(LENIENT), comes_back)
     refused = select(Tenant.id).where(Tenant.id == tenant, or_(is_blocked, Tenant.answered_since > since))
     return ~refused.exists()
 

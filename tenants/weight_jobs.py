@@ -234,7 +234,9 @@ async def list_jobs(session: AsyncSession, owner: Owner, *, most: int) -> list[W
 async def cancel_job(transaction: AsyncSession, owner: Owner, job_id: str, now: datetime) -> tuple[WeightJob, bool]:
     """End a job that waits, or have the one that runs end soon; a finished job stays as it is.
 
-    One whose worker has gone waits: it may be of a base that nobody serves any more, and nobody would end it. Return the job, and whether this has cancelled it. Raises ``NotFound``.
+    One whose worker has gone waits: it may be of a base that nobody serves any more, and nobody would end it.
+
+    Return the job, and whether this has cancelled it. Raises ``NotFound``.
     """
     job = await get_job(transaction, owner, job_id)
     was_cancelled = job.cancelled_at is not None

@@ -55,7 +55,7 @@ async def make_project(
         return project_body(made)
 
 
-@router.put("/tenants/{tenant_id}/projects/{project}/limits")
+@router.put("/tenants/{tenant_id}/projects/{project:path}/limits")
 async def change_project_limits(
     caller: Caller,
     admin: Admin,

@@ -10,6 +10,7 @@ from api.authentication import ProjectAdmin, ProjectReader
 from api.json_body import json_body
 from api.project_records import NewProject, NewProjectLimits, ProjectBody, project_body
 from api.services import Services
+from api.wire.request_model import NO_NUL
 from contracts.errors import Forbidden
 from tenants.audit_actions import Action
 from tenants.project_limits import set_project_limits
@@ -47,11 +48,11 @@ async def make_project(
     return project_body(made)
 
 
-@router.put("/projects/{project}/limits")
+@router.put("/projects/{project:path}/limits")
 async def change_project_limits(
     caller: ProjectAdmin,
     services: Services,
-    project: Annotated[str, Path(max_length=100)],
+    project: Annotated[str, Path(pattern=NO_NUL, max_length=100)],
     body: Annotated[NewProjectLimits, json_body(NewProjectLimits)],
 ) -> ProjectBody:
     """Give a project, by its id or name, limits of its own, within the tenant's. They hold from its next request on.

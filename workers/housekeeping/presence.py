@@ -21,5 +21,5 @@ class PresenceNotes:
 
     async def note(self) -> None:
         """Note the presence once. Raises ``Unavailable``."""
-        async with self._runtime.database.write_one() as session:
+        async with self._runtime.database.write() as session:
             await note_presence(session, now=self._runtime.clock(), session_timeout=self._timeout)

@@ -96,6 +96,15 @@ async def test_a_task_that_comes_twice_runs_its_step_once(house: House) -> None:
     assert await house.count(DownloadLink) == 0
 
 
+async def test_a_step_runs_though_a_clock_that_was_ahead_has_told_of_its_last_run(house: House) -> None:
+    house.now += timedelta(days=30)
+    await house.keeping.run_if_due(StepName.EXPIRE_LINKS)
+    house.now -= timedelta(days=30)
+    await _links(house, 1)
+    await house.keeping.run_if_due(StepName.EXPIRE_LINKS)
+    assert await house.count(DownloadLink) == 0
+
+
 async def test_a_failure_reaches_whoever_runs_the_step(house: House) -> None:
     """A Celery task is retried, with a growing pause, only for a failure that it sees."""
     await house.database.close()

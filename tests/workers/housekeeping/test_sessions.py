@@ -175,7 +175,7 @@ async def test_work_behind_a_gap_ends_with_its_session(either_house: House) -> N
 
 
 async def test_a_blocked_tenants_silence_is_not_its_own(either_house: House) -> None:
-    """Clients of a blocked tenant are refused: what waits for them stays, and has its whole time again afterwards. Its neighbour just left."""
+    """Refused clients lose nothing that waits for them, and it has its whole time again afterwards. A neighbour just left."""
     house = either_house
     await be_present(house.runtime)
     tenants = [await house.run("first"), await house.run("second")]

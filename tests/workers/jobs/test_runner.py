@@ -162,7 +162,7 @@ async def test_tenants_take_turns_and_see_their_own_jobs_alone(shop: Shop) -> No
 
 
 async def test_a_job_whose_worker_died_ends_when_it_is_cancelled(shop: Shop) -> None:
-    """Nobody may serve the base any more. Another tenant's, in the same dead hands, is done by the next worker."""
+    """A cancel waits for no worker: none may serve the base any more. Another tenant's job is done by the next one."""
     (cats, cats_path), (dogs, dogs_path) = await shop.tenant("cats"), await shop.tenant("dogs")
     mine, theirs = await shop.ask(cats, cats_path, "a"), await shop.ask(dogs, dogs_path, "b")
     dead = [await shop.take() for _ in range(2)]

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from cli.http_protocol import protocol
 from ledger.queue_depth import watch_queue
+from store.clock import utc_now
 from store.database import Database
 from store.settings import Settings
 from telemetry.exposition import Exposition
@@ -50,7 +51,8 @@ async def serve_metrics_and_health(
         await exposition.start()
         tasks.append(asyncio.create_task(watch_loop_lag(telemetry.metrics, stopping), name="loop lag"))
         if reads_queue:
-            tasks.append(asyncio.create_task(watch_queue(database, telemetry.metrics, stopping), name="queue metrics"))
+            queue = watch_queue(database, telemetry.metrics, utc_now, stopping)
+            tasks.append(asyncio.create_task(queue, name="queue metrics"))
             housekeeping = watch_housekeeping(database, telemetry.metrics, stopping)
             tasks.append(asyncio.create_task(housekeeping, name="housekeeping metrics"))
     try:

@@ -18,7 +18,7 @@ ALERTS = (
     Alert(
         "WeftNobodyTrains",
         "nobody trains a base",
-        'sum by (base) (weft_pending_operations{kind!="sample"}) > 0 '
+        'sum by (base) (weft_pending_operations{kind!="sample"} - weft_held_operations{kind!="sample"}) > 0 '
         "unless sum by (base) (rate(weft_pass_seconds_count[5m])) > 0",
         "5m",
     ),

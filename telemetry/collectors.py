@@ -83,12 +83,16 @@ class BaseModelCollector(Collector):
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """Number of pending operations of one kind on one base model, and the acceptance time of the oldest."""
+    """Number of pending operations of one kind on one base model.
+
+    ``held`` of them are held on purpose; ``oldest`` is when the oldest of the others was accepted, None if there is none.
+    """
 
     kind: str
     base_model: str
     pending: int
-    oldest: datetime
+    held: int
+    oldest: datetime | None
 
 
 class QueueCollector(Collector):
@@ -117,15 +121,23 @@ class QueueCollector(Collector):
         pending = GaugeMetricFamily(
             "weft_pending_operations", "Operations that are accepted and not final yet.", labels=labels
         )
+        held = GaugeMetricFamily(
+            "weft_held_operations",
+            "Pending operations that a suspension, a spent budget, a rate or a closed gate holds.",
+            labels=labels,
+        )
         oldest = GaugeMetricFamily(
-            "weft_oldest_pending_seconds", "Age of the oldest pending operation, in seconds.", labels=labels
+            "weft_oldest_pending_seconds",
+            "Age of the oldest pending operation that nothing holds on purpose, in seconds.",
+            labels=labels,
         )
         for (kind, base_model), state in self._states.items():
             values = (kind, base_label(base_model))
-            age = 0.0 if state is None else max(0.0, (now - state.oldest).total_seconds())
+            since = None if state is None else state.oldest
             pending.add_metric(values, 0 if state is None else state.pending)
-            oldest.add_metric(values, age)
-        yield from (pending, oldest)
+            held.add_metric(values, 0 if state is None else state.held)
+            oldest.add_metric(values, 0.0 if since is None else max(0.0, (now - since).total_seconds()))
+        yield from (pending, held, oldest)
 
 
 class PoolCollector(Collector):

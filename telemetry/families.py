@@ -47,7 +47,7 @@ def _collectors() -> list[Collector]:
     telemetry = Telemetry.of("serve", utc_now)
     metrics = telemetry.metrics
     replica = SimpleNamespace(name="vllm-0", sequences=0, works=True, is_draining=False, is_asleep=False)
-    metrics.queue_read([QueueState("sample", "base", 0, utc_now())])
+    metrics.queue_read([QueueState("sample", "base", 0, 0, None)])
     metrics.housekeeping_read([StepState("end-sessions", 0.0, utc_now(), None, None)])
     metrics.watch_pool(QueuePool(_connect))
     metrics.watch_replicas("base", lambda: [replica])

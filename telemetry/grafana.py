@@ -16,7 +16,7 @@ _COLUMNS, _WIDTH, _HEIGHT = 3, 8, 7
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 AREAS: dict[str, tuple[str, ...]] = {
-    "Queue": ("weft_pending_", "weft_oldest_", "weft_queue_", "weft_operations_"),
+    "Queue": ("weft_pending_", "weft_held_", "weft_oldest_", "weft_queue_", "weft_operations_"),
     "Training": ("weft_pass_", "weft_trained_", "weft_optimizer_", "weft_policy_"),
     "Adapters and snapshots": (
         "weft_adapters_",

@@ -15,6 +15,7 @@ from typing import Any, Self, cast
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     Double,
     FromClause,
     String,
@@ -129,6 +130,16 @@ COLUMNS = (
 def rate_joined(owner: Any, meter: Meter) -> Any:
     """Return the condition of an outer join with the row of ``owner``, a column that names the tenant."""
     return (rates.c.tenant_id == owner) & (rates.c.meter == literal_column(f"'{meter}'"))
+
+
+def is_paced(mark: ColumnElement[int], cost: ColumnElement[int], at: ColumnElement[float]) -> ColumnElement[bool]:
+    """Return the condition that a rate, whose row is joined, holds an operation at a time in seconds since 1970.
+
+    NULL where there is no rate, or the operation has no ``mark``. The formula is that of ``RateState.wait``.
+    """
+    room = rates.c.burst - cost
+    free_behind = rates.c.charged - mark + case((room > 0, room), else_=0)
+    return at < rates.c.tat - free_behind / rates.c.per_second
 
 
 _NOW = bindparam("rate_now", type_=Double)

@@ -164,7 +164,7 @@ class LedgerCalls:
             "lane_positions": self._lane_positions,
             "look_from_start": lambda: self.look(0),
             "prune": self._prune,
-            "read_queue": lambda: read_queue(self.database),
+            "read_queue": lambda: read_queue(self.database, self._clock),
         }
 
     def _any_lane(self) -> tuple[TenantId, RunId]:

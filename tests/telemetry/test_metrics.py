@@ -78,7 +78,7 @@ def test_a_queue_that_drains_is_shown_as_empty_and_one_that_is_unknown_not_at_al
         return [metrics.registry.get_sample_value(name, labels if name != "weft_database_up" else {}) for name in names]
 
     assert shown() == [None, None, None]
-    metrics.queue_read([QueueState("sample", "org/name", 7, NOW - timedelta(seconds=90))])
+    metrics.queue_read([QueueState("sample", "org/name", 7, 2, NOW - timedelta(seconds=90))])
     assert shown() == [1, 7, 90]
     metrics.queue_read(None)
     assert shown() == [0, None, None]

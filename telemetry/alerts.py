@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+_HOURLY_STEPS = ("forget-audit", "forget-usage", "forget-webhooks", "remove-orphans")
+"""Steps of housekeeping that run once an hour. The other ones run every ten minutes, or more often."""
+_OTHERS = ",".join(f'step!="{step}"' for step in _HOURLY_STEPS)
+
 
 @dataclass(frozen=True, slots=True)
 class Alert:
@@ -79,7 +83,12 @@ ALERTS = (
     Alert(
         "WeftHousekeepingStands",
         "housekeeping stands still",
-        'min by (step) (weft_housekeeping_success_age_seconds{step!="remove-orphans"}) > 1800',
+        f"min by (step) (weft_housekeeping_success_age_seconds{{{_OTHERS}}}) > 1800",
+    ),
+    Alert(
+        "WeftHourlyHousekeepingStands",
+        "housekeeping stands still",
+        "min by (step) (weft_housekeeping_success_age_seconds) > 10800",
     ),
     Alert(
         "WeftHousekeepingFails",

@@ -9,10 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
+from store.settings import Settings
 from telemetry.alerts import ALERTS, alert_rules
 from telemetry.families import metric_families
 from telemetry.grafana import area_of, grafana_dashboard
 from tests.conftest import ROOT
+from workers.housekeeping.schedule import StepName, interval
 
 SERIES = {
     family.name + suffix: set(family.labels) | ({"le"} if suffix == "_bucket" else set())
@@ -108,3 +110,12 @@ def test_each_figure_of_how_far_the_sampling_policy_is_has_an_alert_by_base_mode
     for figure in figures:
         (alert,) = (one for one in ALERTS if f"{figure}_bucket" in one.expression)
         assert "by (le, base)" in alert.expression
+
+
+def test_a_step_of_housekeeping_that_runs_in_time_raises_no_alert_and_one_that_stands_does() -> None:
+    """A step's age grows up to its interval before the step runs again: each bound is well above that."""
+    rules = [one.expression for one in ALERTS if "weft_housekeeping_success_age_seconds" in one.expression]
+    for step in StepName:
+        bounds = [float(rule.rpartition(">")[2]) for rule in rules if f'step!="{step}"' not in rule]
+        assert bounds, step
+        assert min(bounds) >= 3 * interval(step, Settings()).total_seconds(), step

@@ -35,10 +35,29 @@ def check_database_is_there(settings: Settings) -> None:
 
 
 async def check_data_folder(database: Database, folder: DataFolder) -> None:
-    """Raise ``InvalidRequest`` where the folder is another database's, or has no place for the checkpoints of this one.
+    """Mark the folder as this database's, unless it is marked. Raises ``InvalidRequest`` as ``check_mark_and_disk``."""
+    if await check_mark_and_disk(database, folder) is not None:
+        return
+    async with database.write() as transaction:
+        own = await mark_data_folder(transaction, new_mark(), utc_now())
+    try:
+        # A power cut could take the row's mark back, and leave the folder's: another database's from then on.
+        await database.flush()
+        found = await asyncio.to_thread(write_mark, folder, own)
+    except OSError as error:
+        # A full disk must not keep a service from its start.
+        log.warning("the data folder could not be marked as this database's: %s", error.strerror)
+        return
+    if found != own:
+        raise InvalidRequest(_OF_ANOTHER)
 
+
+async def check_mark_and_disk(database: Database, folder: DataFolder) -> str | None:
+    """Return the folder's mark, None where it has none.
+
+    Raises ``InvalidRequest`` where the folder is another database's, or has no place for the checkpoints of this one.
     Housekeeping removes files that no row names: all of them, with another database's rows. Files that are saved before a disk
-    is mounted are hidden by it, and lost to their rows. A folder that no database has marked becomes this one's.
+    is mounted are hidden by it, and lost to their rows. A folder that no database has marked may become this one's.
     """
     found = await asyncio.to_thread(read_mark, folder)
     async with database.read() as session:
@@ -51,12 +70,4 @@ async def check_data_folder(database: Database, folder: DataFolder) -> None:
             f"the database has checkpoints, and the data folder has no {CHECKPOINTS}/: mount its disk, or set WEFT_DATA_DIR to "
             f"the right folder; if their files are lost for good, make the folder {CHECKPOINTS}/ there"
         )
-    if found is None:
-        if own is None:
-            async with database.write() as transaction:
-                own = await mark_data_folder(transaction, new_mark(), utc_now())
-        try:
-            await asyncio.to_thread(write_mark, folder, own)
-        except OSError as error:
-            # A full disk must not keep a service from its start.
-            log.warning("the data folder could not be marked as this database's: %s", error.strerror)
+    return found

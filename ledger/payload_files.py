@@ -30,6 +30,7 @@ from contracts.operations import Payload, SampleRequest, TrainingBatch
 from store.batcher import few_lengths
 from store.data_folder import DataFolder
 from store.database import Database
+from store.flushed_paths import flush_path
 from store.tables import OperationPayload
 from store.unread_files import UnreadFiles
 
@@ -188,10 +189,10 @@ class PayloadFiles:
             file.write(body)
             file.flush()
             os.fsync(file.fileno())
-        _flush_folder(path.parent)
+        flush_path(path.parent)
         if path.parent not in self._kept:
             for folder in (path.parent.parent, self._folder.path(".")):
-                _flush_folder(folder)
+                flush_path(folder)
             self._kept.add(path.parent)
         return StoredPayload(b"", file_digest=_digest(body), file_bytes=len(body), encoded_bytes=encoded_bytes(body))
 
@@ -229,12 +230,3 @@ def _tokens(payload: Payload) -> int:
 
 def _digest(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=16).digest()
-
-
-def _flush_folder(folder: Path) -> None:
-    """Flush a folder's entries: a new file without its entry is lost with the power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,6 +6,7 @@ from errno import EDQUOT, ENOENT, ENOSPC
 from pathlib import Path
 from uuid import uuid4
 
+from store.flushed_paths import flush_path
 from store.folder_files import files_of
 
 _FINAL = {ENOENT, ENOSPC, EDQUOT}
@@ -26,9 +27,9 @@ def copy_folder(source: Path, target: Path) -> None:
             made.parent.mkdir(parents=True, exist_ok=True)
             _link_or_copy(path, made)
         for folder in (*(path for path in unfinished.rglob("*") if path.is_dir()), unfinished):
-            _flush(folder)
+            flush_path(folder)
         unfinished.rename(target)
-        _flush(target.parent)
+        flush_path(target.parent)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -41,12 +42,4 @@ def _link_or_copy(source: Path, target: Path) -> None:
         if error.errno in _FINAL:
             raise
         shutil.copyfile(source, target)
-        _flush(target)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        flush_path(target)

@@ -89,6 +89,60 @@ async def test_a_folder_is_the_databases_that_came_first(
         await other.close()
 
 
+async def test_a_marks_row_and_bytes_are_on_the_disk_before_its_name(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut that took one of them would leave a folder that is another database's from then on."""
+    events, flush, link = list[str](), os.fsync, os.link
+
+    def flushed(file: int) -> None:
+        events.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+        flush(file)
+
+    def linked(source: Path, target: Path) -> None:
+        events.append("linked")
+        link(source, target)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "link", linked)
+    await check_data_folder(database, DataFolder(tmp_path / "data"))
+    # PostgreSQL keeps what it has committed.
+    log = [f"{Path(str(database.engine.url.database)).name}-wal"] if database.has_one_service else []
+    assert [event.partition(".")[0] if event.startswith("database-id") else event for event in events] == [
+        *log,
+        "database-id",
+        "linked",
+        "data",
+    ]
+
+
+async def test_an_empty_mark_is_none(database: Database, tmp_path: Path) -> None:
+    folder, mark = DataFolder(tmp_path), tmp_path / "database-id"
+    await check_data_folder(database, folder)
+    marked = mark.read_text()
+    mark.write_text("")
+    await check_data_folder(database, folder)
+    assert (mark.read_text(), [name for name in os.listdir(tmp_path) if "database-id" in name]) == (
+        marked,
+        ["database-id"],
+    )
+
+
+async def test_a_folder_that_another_database_marks_meanwhile_is_refused(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+
+    def slower(source: Path, target: Path) -> None:
+        target.write_text("theirs\n")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", slower)
+    with pytest.raises(InvalidRequest, match="belongs to another database"):
+        await check_data_folder(database, DataFolder(tmp_path))
+    assert (tmp_path / "database-id").read_text() == "theirs\n"
+
+
 async def test_a_service_whose_database_is_gone_makes_none_and_removes_nothing(
     database: Database, tmp_path: Path, tiny_model_dir: Path
 ) -> None:

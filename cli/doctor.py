@@ -16,13 +16,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from cli.address import CannotListen, bind_address
 from cli.base_models import read_base_models
+from cli.data_folder_check import check_database_is_there, check_mark_and_disk
 from cli.doctor_services import examine_services
 from cli.finding import Finding
 from contracts.base_model import BaseModelFacts
 from contracts.errors import WeftError
 from engine.model.fingerprint import weights_fingerprint
 from migrations.upgrade import current_is_head, is_newer, sync_url
-from store.database import create_engine
+from store.data_folder import DataFolder
+from store.database import Database, create_engine
 from store.private_folder import others_may_enter
 from store.settings import Settings
 from store.tables import BaseWeights
@@ -33,7 +35,7 @@ _LITTLE_BYTES = 2**30
 def examine(settings: Settings) -> list[Finding]:
     """Check every part, change nothing, and return a finding for each."""
     database = _database(settings)
-    findings = [Finding("settings", True, "valid"), _data_folder(settings), database, _port(settings)]
+    findings = [Finding("settings", True, "valid"), _data_folder(settings, database), database, _port(settings)]
     if settings.redis_url is not None:
         findings += _cluster(settings, database)
     return [*findings, *examine_services(settings), *_base_models(settings)]
@@ -59,11 +61,13 @@ def _names(settings: Settings) -> list[str]:
         return []
 
 
-def _data_folder(settings: Settings) -> Finding:
+def _data_folder(settings: Settings, database: Finding) -> Finding:
     folder = settings.data_dir.absolute()
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         return Finding("data folder", False, f"{folder} cannot be written; choose another with --data")
+    if (refused := _refusal(settings, database)) is not None:
+        return Finding("data folder", False, f"{folder}: {refused}")
     if not folder.exists():
         return Finding("data folder", True, f"{folder} (made at the first start)")
     try:
@@ -72,6 +76,37 @@ def _data_folder(settings: Settings) -> Finding:
             probe.write(bytes(4096))
     except OSError as error:
         return Finding("data folder", False, f"{folder}: {error.strerror}; make room, or choose another with --data")
+    return _room_and_rights(folder)
+
+
+def _refusal(settings: Settings, database: Finding) -> str | None:
+    """Return why no process starts with this database on this folder, None where one does."""
+    try:
+        check_database_is_there(settings)
+        if database.is_well and _has_database(settings):
+            asyncio.run(_check_mark_and_disk(settings))
+    except WeftError as error:
+        return error.message
+    except OSError as error:
+        return f"{error.strerror}; make its files readable for this user"
+    return None
+
+
+def _has_database(settings: Settings) -> bool:
+    """Return whether there is a database: SQLite's is made at the first start."""
+    url = make_url(settings.resolved_database_url())
+    return url.get_backend_name() != "sqlite" or Path(url.database or "").exists()
+
+
+async def _check_mark_and_disk(settings: Settings) -> None:
+    database = Database(create_engine(settings.resolved_database_url()))
+    try:
+        await check_mark_and_disk(database, DataFolder(settings.data_dir))
+    finally:
+        await database.close()
+
+
+def _room_and_rights(folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
     if free < _LITTLE_BYTES:
         told = f"{folder}, {free / 2**30:.1f} GiB free: snapshots and checkpoints fail without room"
@@ -88,7 +123,7 @@ def _database(settings: Settings) -> Finding:
     url = settings.resolved_database_url()
     parsed = make_url(url)
     shown = parsed.render_as_string(hide_password=True)
-    if parsed.get_backend_name() == "sqlite" and parsed.database and not os.path.exists(parsed.database):
+    if not _has_database(settings):
         return Finding("database", True, f"{shown} (made at the first start)")
     try:
         asyncio.run(_connect(url))
@@ -149,10 +184,9 @@ def _attempt(part: str, look: Callable[[], str]) -> Finding:
 
 def _weights(facts: BaseModelFacts, settings: Settings) -> list[Finding]:
     """Compare the base's weights with those that its name stands for; no finding before their first use."""
-    url = make_url(sync_url(settings.resolved_database_url()))
-    if url.get_backend_name() == "sqlite" and not Path(url.database or "").is_file():
+    if not _has_database(settings):
         return []
-    engine = create_sync_engine(url)
+    engine = create_sync_engine(sync_url(settings.resolved_database_url()))
     try:
         with engine.connect() as connection:
             query = select(BaseWeights.fingerprint).where(BaseWeights.base_model == facts.name)

@@ -18,9 +18,8 @@ from ledger.payload_files import recorded_payload_files
 from migrations.upgrade import sync_url
 from store.clock import utc_now
 from store.data_folder import DataFolder
-from store.folder_mark import read_mark
 from store.settings import Settings
-from store.tables import ProcessKind, ServicePresence, WorkerProcess
+from store.tables import ProcessKind, WorkerProcess
 from tenants.recorded_folders import newest_recorded_folders
 from workers.cluster.celery_app import HOUSEKEEPING
 
@@ -131,10 +130,6 @@ def _clock(connection: Connection) -> Finding:
 def _folders(connection: Connection, settings: Settings) -> Finding:
     """Check that what rows name is here: else this is not the folder that trainers and pools share."""
     folder = DataFolder(settings.data_dir)
-    own, found = connection.scalar(select(ServicePresence.data_folder)), read_mark(folder)
-    if found is not None and found != own:
-        told = f"{settings.data_dir} belongs to another database: set WEFT_DATA_DIR or WEFT_DATABASE_URL to what belongs together"
-        return Finding("shared folder", False, told)
     missing = [name for name in _named(connection) if not folder.path(name).exists()]
     connection.rollback()
     # A snapshot that was replaced meanwhile is gone, and so is the file of a payload, but no row names it any more.

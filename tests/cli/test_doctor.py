@@ -17,11 +17,13 @@ import pytest
 from redis import Redis
 from typer.testing import CliRunner
 
+from cli.data_folder_check import check_data_folder
 from cli.doctor import examine
 from cli.finding import Finding
 from cli.main import app
 from migrations.upgrade import downgrade
 from store.clock import utc_now
+from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.settings import Settings
 from store.tables import ProcessKind
@@ -77,6 +79,34 @@ def test_without_redis_nothing_of_a_cluster_is_asked(look: Examine, tmp_path: Pa
 
 def test_a_sqlite_database_that_is_there_is_well(look: Examine, migrated_database: Path) -> None:
     assert look(database_url=f"sqlite:///{migrated_database}", redis_url=None)["database"].mark == "ok  "
+
+
+@pytest.mark.parametrize("place", ["lost", "another"])
+def test_a_data_folder_on_which_no_service_starts_is_told_without_a_cluster(
+    look: Examine, migrated_database: Path, tmp_path: Path, place: str
+) -> None:
+    data = tmp_path / "data"
+    shutil.copy(migrated_database, data / "weft.db")
+
+    async def mark() -> None:
+        database = Database(create_engine(f"sqlite+aiosqlite:///{data / 'weft.db'}"))
+        await check_data_folder(database, DataFolder(data))
+        await database.close()
+
+    asyncio.run(mark())
+    assert look(redis_url=None, database_url=None)["data folder"].is_well
+    for file in data.glob("weft.db*"):
+        file.unlink()
+    if place == "another":
+        shutil.copy(migrated_database, data / "weft.db")
+    found = look(redis_url=None, database_url=None)["data folder"]
+    assert (found.is_well, "belongs to another database" in found.text) == (False, True)
+
+
+def test_a_cluster_on_another_databases_folder_is_told(look: Examine, tmp_path: Path) -> None:
+    (tmp_path / "data" / "database-id").write_text("theirs\n")
+    found = look()["data folder"]
+    assert (found.is_well, "belongs to another database" in found.text) == (False, True)
 
 
 def test_redis_without_postgresql_is_no_cluster(look: Examine) -> None:

@@ -33,7 +33,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import TenantId
-from contracts.losses import LossName
+from contracts.losses import LOSS_RULES, LossName
 from contracts.stored_words import known
 from store.batcher import few_lengths
 from store.tables import RunMetric, RunPoint
@@ -89,7 +89,7 @@ class PointPart:
         tokens, sampled = metrics.get("tokens:sum", 0.0), metrics.get("sampled_tokens:sum", 0.0)
         if "weights:sum" in metrics:
             weight, per = metrics["weights:sum"], LossPer.WEIGHT
-        elif sampled:
+        elif LOSS_RULES[loss_fn].is_policy:
             weight, per = sampled, LossPer.SAMPLED_TOKEN
         else:
             weight, per = tokens, LossPer.TOKEN

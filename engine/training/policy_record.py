@@ -35,13 +35,13 @@ def is_sampled(datum: Datum) -> np.ndarray:
 
 
 def policy_metrics(loss: LossSpec, data: Sequence[Datum], logprobs: Sequence[np.ndarray]) -> dict[str, float]:
-    """Return metrics of a policy loss over the sampled tokens; none for another loss, and none where no token was sampled.
+    """Return metrics of a policy loss over the sampled tokens; none for another loss.
 
     With the probability ratio r of the current weights to the sampling ones:
 
     - ``sampling_kl:mean``: mean of ``r - 1 - log r``; Schulman 2020, "Approximating KL Divergence", k3.
     - ``ratio_outside:mean``: share of ratios outside 0.9 to 1.1.
-    - ``ratio:max``: the largest ratio. ``sampled_tokens:sum``: the number of sampled tokens.
+    - ``ratio:max``: the largest ratio. ``sampled_tokens:sum``: the number of sampled tokens, alone if it is 0.
     """
     if not LOSS_RULES[loss.name].is_policy:
         return {}
@@ -51,7 +51,8 @@ def policy_metrics(loss: LossSpec, data: Sequence[Datum], logprobs: Sequence[np.
     ]
     drift = np.concatenate(drifts).clip(-_LARGEST_EXPONENT, _LARGEST_EXPONENT)
     if not drift.size:
-        return {}
+        # The SDK drops a sum that one request of a call lacks.
+        return {"sampled_tokens:sum": 0.0}
     excess = np.expm1(drift)
     return {
         "sampling_kl:mean": float(np.mean(excess - drift)),
@@ -65,6 +66,7 @@ def weight_metrics(batch: TrainingBatch) -> dict[str, float]:
     """Return ``weights:sum`` of cross entropy, by which its ``loss:sum`` is a mean; nothing for other losses.
 
     Nothing either where a weight is negative, since no mean is meant then. A target without a weight weighs 1.
+    A sum of 0 is returned, too: the SDK drops a sum that one request of a call lacks.
     """
     if batch.loss.name is not LossName.CROSS_ENTROPY:
         return {}
@@ -75,4 +77,4 @@ def weight_metrics(batch: TrainingBatch) -> dict[str, float]:
         datum.targets.size if one is None else float(one.sum(dtype=np.float64))
         for datum, one in zip(batch.data, weights, strict=True)
     )
-    return {"weights:sum": float(total)} if total else {}
+    return {"weights:sum": float(total)}

@@ -1,7 +1,7 @@
 """Points of runs' curves: every pass is in one point, once, whatever transactions complete it."""
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -34,6 +34,7 @@ from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.tables import Run, RunPoint, RunState
 from telemetry.telemetry import Telemetry
+from tenants.curves import Series, curve_points, rows_of_series
 from tenants.run_points import LossPer, Point, points_after
 from tenants.runs import NewRun
 from tenants.sessions import NewSession, create_session
@@ -50,7 +51,7 @@ def pass_of(loss_fn: LossName) -> TrainingBatch:
     return TrainingBatch(LossSpec(loss_fn), [Datum(np.array([1]), np.array([2]), {})])
 
 
-PASS = pass_of(LossName.CROSS_ENTROPY)
+PASS, PPO = pass_of(LossName.CROSS_ENTROPY), pass_of(LossName.PPO)
 RATES = {"sampling_kl:mean": 0.25, "ratio_outside:mean": 0.0, "ratio:max": 1.0, "sampled_tokens:sum": 4.0}
 
 
@@ -103,6 +104,14 @@ class Bench:
         async with self.database.read() as session:
             return await points_after(session, run, 0, most=100)
 
+    async def taken(self, steps: Sequence[Sequence[tuple[TrainingBatch, ForwardBackwardOutput]]]) -> list[Point]:
+        """Have the passes of each step done, each by a transaction of its own, and the step; return the run's points."""
+        for passes in steps:
+            await self.accept(self.run, *(payload for payload, _ in passes), OptimStep())
+            for outcome in (*(outcome for _, outcome in passes), stepped(1)):
+                await self.end((self.run, outcome))
+        return await self.points(self.run)
+
 
 @pytest_asyncio.fixture
 async def bench(database_url: str, tmp_path: Path) -> AsyncIterator[Bench]:
@@ -154,22 +163,37 @@ async def test_operations_of_one_run_in_one_transaction_are_told_apart(bench: Be
 
 
 async def test_what_a_loss_is_divided_by_is_told(bench: Bench) -> None:
-    passes = [
-        (passed(2.0, weights__sum=2.0),),
-        (ForwardBackwardOutput([], {"loss:sum": 8.0, "tokens:sum": 16.0, **RATES}),),
-        (passed(4.0),),
-        (passed(1.0, weights__sum=2.0), passed(3.0)),
-        (),
+    steps = [
+        [(PASS, passed(2.0, weights__sum=2.0))],
+        [(PPO, ForwardBackwardOutput([], {"loss:sum": 8.0, "tokens:sum": 16.0, **RATES}))],
+        [(PASS, passed(4.0))],
+        [(PASS, passed(1.0, weights__sum=2.0)), (PASS, passed(3.0))],
+        [],
     ]
-    for outcomes in passes:
-        await bench.accept(bench.run, *([PASS] * len(outcomes)), OptimStep())
-        for outcome in (*outcomes, stepped(1)):
-            await bench.end((bench.run, outcome))
-    found = await bench.points(bench.run)
+    found = await bench.taken(steps)
     assert [one.loss_per for one in found] == ["weight", "sampled_token", "token", "mixed", "nothing"]
     assert [one.mean_loss for one in found] == [1.0, 2.0, 0.5, 0.4, None]
     assert [one.sampling_kl for one in found] == [None, 0.25, None, None, None]
     assert found[1].sampled_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("payload", "per", "metric"),
+    [(PASS, LossPer.WEIGHT, "weights__sum"), (PPO, LossPer.SAMPLED_TOKEN, "sampled_tokens__sum")],
+    ids=["weights", "sampled_tokens"],
+)
+async def test_a_pass_that_counts_nothing_leaves_the_mean_to_the_others(
+    bench: Bench, payload: TrainingBatch, per: LossPer, metric: str
+) -> None:
+    """A step of such passes alone has no mean."""
+    empty, whole = (payload, passed(0.0, **{metric: 0.0})), (payload, passed(6.0, **{metric: 4.0}))
+    found = await bench.taken([[whole, empty], [empty, whole], [empty]])
+    assert [(one.mean_loss, one.loss_weight, one.loss_per) for one in found] == [(1.5, 4.0, per)] * 2 + [
+        (None, 0.0, per)
+    ]
+    async with bench.database.read() as session:
+        curve = await curve_points(session, rows_of_series(bench.run, Series.MEAN_LOSS), 0, None, most=10)
+    assert [(one.value, one.is_broken) for one in curve] == [(1.5, False), (1.5, False), (None, False)]
 
 
 async def test_a_step_tells_its_passes_loss_functions_once_each_in_their_order(bench: Bench) -> None:
@@ -270,9 +294,7 @@ async def test_a_failed_step_leaves_its_passes_to_the_next(bench: Bench) -> None
 
 
 async def test_points_outlive_the_results(bench: Bench) -> None:
-    await bench.accept(bench.run, pass_of(LossName.PPO), OptimStep())
-    await bench.end((bench.run, passed(4.0)))
-    await bench.end((bench.run, stepped(1)))
+    await bench.taken([[(PPO, passed(4.0, sampled_tokens__sum=8.0))]])
     async with bench.database.write() as transaction:
         later = NOW + timedelta(days=1)
         assert await prune(transaction, finished_before=later, now=later) == 2

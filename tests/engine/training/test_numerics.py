@@ -218,6 +218,24 @@ def test_policy_losses_tell_how_far_the_sampling_policy_is(trainer: Trainer, los
     assert set(output(beside).metrics) == {"loss:sum", "tokens:sum"}
 
 
+@pytest.mark.parametrize(
+    ("loss", "inputs", "metric"),
+    [
+        (LossName.CROSS_ENTROPY, ("weights",), "weights:sum"),
+        (LossName.PPO, ("logprobs", "advantages"), "sampled_tokens:sum"),
+    ],
+)
+def test_a_batch_that_counts_nothing_tells_so(
+    trainer: Trainer, loss: LossName, inputs: tuple[str, ...], metric: str
+) -> None:
+    """The SDK leaves a metric that one request lacks out of the whole call."""
+    trainer.create(RUN, settings())
+    batch = make_batch(4, loss, (5,))
+    empty = replace(batch.data[0], inputs={name: np.zeros(5, np.float32) for name in inputs})
+    (result,) = trainer.run_pass([backward(RUN, replace(batch, data=[empty]))])
+    assert output(result).metrics == {"loss:sum": 0.0, "tokens:sum": 5.0, metric: 0.0}
+
+
 def test_cross_entropy_without_weights_weighs_every_target_one(trainer: Trainer) -> None:
     trainer.create(RUN, settings())
     batch = make_batch(5, LossName.CROSS_ENTROPY)

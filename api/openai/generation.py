@@ -61,12 +61,13 @@ class _Signal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Samples of one request: one for each prompt, with ``n`` sequences each."""
+    """Samples of one request: one for each prompt, with ``n`` sequences each. ``decode`` turns tokens into text."""
 
     services: ApiServices
     caller: Principal
     model: NamedModel
     vocabulary: BaseVocabulary
+    decode: Callable[[list[int]], str]
     asked: GenerationRequest
     prompts: list[list[int]]
     samples: list[FollowedSample]
@@ -80,12 +81,6 @@ class Generation:
     def prompt_tokens(self) -> int:
         """Number of tokens of all prompts together."""
         return sum(map(len, self.prompts))
-
-    def decode(self, tokens: list[int]) -> str:
-        """Return the text of ``tokens``. Raises ``InvalidRequest`` for a base model without a tokenizer."""
-        if self.vocabulary.decode is None:
-            raise InvalidRequest(f"model: {self.model.base_model} has no tokenizer, so no text; use the Tinker API")
-        return self.vocabulary.decode(tokens)
 
     async def off_loop(self, tokens: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return ``function``'s result; it runs on a thread if it has many ``tokens`` to turn into text."""
@@ -154,6 +149,7 @@ async def generation(
     """
     asked.check_offered()
     vocabulary = services.vocabularies[model.base_model]
+    decode = _decoder(vocabulary, model.base_model)
     if not 0 < len(prompts) <= _MOST_PROMPTS:
         raise InvalidRequest(f"prompt must hold 1 to {_MOST_PROMPTS} prompts; got {len(prompts)}")
     facts, settings = services.sampled_base(model.base_model), services.runtime.settings
@@ -188,7 +184,14 @@ async def generation(
         for place, sample in enumerate(samples)
     ]
     async with all_followed(services, submissions) as followers:
-        yield Generation(services, caller, model, vocabulary, asked, tokens, followers)
+        yield Generation(services, caller, model, vocabulary, decode, asked, tokens, followers)
+
+
+def _decoder(vocabulary: BaseVocabulary, base_model: str) -> Callable[[list[int]], str]:
+    """Return the function that turns tokens into text. Raises ``InvalidRequest`` for a base model without a tokenizer."""
+    if vocabulary.decode is None:
+        raise InvalidRequest(f"model: {base_model} has no tokenizer, so no text; use the Tinker API")
+    return vocabulary.decode
 
 
 async def _bounds(services: ApiServices, caller: Principal) -> tuple[BudgetSpent | None, tuple[RateLine, ...]]:

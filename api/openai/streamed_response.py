@@ -47,7 +47,6 @@ async def _events(
     end: RenderEnd,
 ) -> AsyncIterator[bytes]:
     async with opened as generation:
-        generation.decode([])
         yield generation.id.encode()
         common = head(generation)
         count = len(generation.prompts) * generation.asked.n

@@ -153,6 +153,7 @@ async def test_the_tightest_of_its_rates_is_told_and_holds(service: Service, cat
 async def test_openais_clients_are_told_to_come_again_by_their_keys_rate_and_other_keys_are_not(
     service: Service, cats: Tenant, dogs: Tenant, keys: Keys
 ) -> None:
+    service.services.vocabularies[BASE] = BaseVocabulary(frozenset(), str)
     bounded, _ = await keys.made(
         await keys.administrator(cats), limits={"sample_tokens_per_minute": 60, "sample_tokens_burst": 10}
     )

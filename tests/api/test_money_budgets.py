@@ -6,6 +6,7 @@ import httpx
 import pytest
 from sqlalchemy import func, select
 
+from contracts.vocabulary import BaseVocabulary
 from contracts.waiting import WaitReason
 from store.tables import Operation
 from tenants.budget_settings import BudgetName, set_budget
@@ -162,6 +163,7 @@ async def test_openai_clients_are_told_that_their_quota_is_spent(
     await budget(service, cats, "10", DOLLARS)
     await ask(cats, mine, 0)
     await finish_samples(service)
+    service.services.vocabularies[BASE] = BaseVocabulary(frozenset(), str)
     body = {"model": BASE, "prompt": [1, 2], "max_tokens": 1}
     refused = await cats.http.post(f"{service.url}/v1/completions", json=body)
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")

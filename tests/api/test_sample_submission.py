@@ -47,7 +47,7 @@ async def sampler(tenant: Tenant) -> str:
 async def test_a_request_of_many_prompts_has_one_digest_and_leaves_turns_to_others(
     service: Service, cats: Tenant, dogs: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service.services.vocabularies[BASE] = BaseVocabulary(frozenset(), None)
+    service.services.vocabularies[BASE] = BaseVocabulary(frozenset(), str)
     digests: list[int] = []
 
     def counted(kind: OperationKind, body: bytes) -> bytes:

@@ -48,7 +48,6 @@ async def stream_events(opened: AbstractAsyncContextManager[Generation]) -> Asyn
     The first event is made once the sample is accepted. Raises the error that refuses it.
     """
     async with opened as made:
-        made.decode([])
         accepted = {"request_id": made.id, "model": made.model.name, "run": made.model.run}
         yield PageEvent("accepted", {**accepted, "prompt_tokens": made.prompt_tokens})
         try:

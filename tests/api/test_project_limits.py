@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import select, update
+from weft_client import AsyncWeft
 
 from contracts.errors import StorageFull
 from contracts.operations import OptimStepped
@@ -22,7 +23,7 @@ from tenants.projects import create_project
 from tenants.rights import KeyRights, Role
 from tenants.runs import open_run_within_limit
 from tenants.storage import store_checkpoint
-from tests.api.conftest import BASE, Service, Tenant
+from tests.api.conftest import BASE, Service, Tenant, as_administrator
 
 DEFAULTS = Limits.of(Settings())
 
@@ -328,3 +329,17 @@ async def test_an_administrator_without_bounds_sets_projects_limits_and_nobody_e
         assert [(one.tenant_id, one.project, one.after) for one in rows] == [
             (cats.id, small, {"limits": {"sessions": 2}})
         ]
+
+
+@pytest.mark.parametrize("name", ["cats/one", "a/limits", "/edge/", "plain % ?#ü"])
+async def test_a_project_is_bounded_by_its_name_whatever_characters_it_has(
+    cats: Tenant, dogs: Tenant, name: str
+) -> None:
+    mine, theirs = await project(cats, name), await project(dogs, name, sessions=9)
+    await as_administrator(cats)
+    async with AsyncWeft(cats.service.url, cats.http.headers["X-API-Key"], retries=0) as weft:
+        assert (await weft.projects.bound(name, {"sessions": 2})).id == mine
+        limits = {one.id: one.limits for one in (await weft.projects.list()).projects}
+    assert limits[mine] == {"sessions": 2}
+    listed = (await dogs.http.get(f"{dogs.service.url}/api/weft/v1/projects")).json()["projects"]
+    assert {one["id"]: one["limits"] for one in listed}[theirs] == {"sessions": 9}

@@ -7,6 +7,7 @@ import httpx
 import pytest
 from sqlalchemy import func, select, update
 
+from cli.admin_client import segment
 from contracts.operations import OperationKind
 from store.tables import ApiKey, Tenant, WorkerProcess
 from tenants.base_weights import record_first
@@ -211,3 +212,16 @@ async def test_a_class_of_a_newer_version_is_shown_as_the_standard_one(
         (await admin.http.get(path)).raise_for_status()
     shown = [(await admin.http.get(f"/tenants/{one.id}")).raise_for_status().json() for one in (cats, dogs)]
     assert [one["service_class"] for one in shown] == ["standard", "batch"]
+
+
+@pytest.mark.parametrize("name", ["cats/one", "a/limits", "/edge/", "plain % ?#ü"])
+async def test_an_operator_bounds_a_project_by_its_name_whatever_characters_it_has(
+    admin: Admin, cats: Client, dogs: Client, name: str
+) -> None:
+    for tenant in (cats, dogs):
+        (await admin.http.post(f"/tenants/{tenant.id}/projects", json={"name": name})).raise_for_status()
+    path = f"/tenants/{cats.id}/projects/{segment(name)}/limits"
+    bounded = (await admin.http.put(path, json={"limits": {"sessions": 2}})).raise_for_status().json()
+    assert (bounded["name"], bounded["limits"]) == (name, {"sessions": 2})
+    others = (await admin.http.get(f"/tenants/{dogs.id}/projects")).json()["items"]
+    assert [one["limits"] for one in others] == [{}, {}]

@@ -1,6 +1,7 @@
 """``/v1/completions``: plain continuations of texts or token ids over any adapter."""
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -94,7 +95,7 @@ async def completions(
         raise InvalidRequest("logprobs above 0 do not come with stream; leave one of them out")
     opened = generation(services, caller, request, body, prompts=_prompts(body.prompt), model=model)
     if body.stream:
-        return await streamed_response(opened, head=_head, opening=None, part=_part, end=_end)
+        return await streamed_response(opened, head=_head, opening=None, part=_StreamedParts().part, end=_end)
     return await full_response(request, opened, head=_head, choice=_choice)
 
 
@@ -151,9 +152,20 @@ def _head(made: Generation) -> dict[str, Any]:
     }
 
 
-def _part(made: Generation, place: int, said: Said, tokens: TokensMade) -> dict[str, Any]:
-    logprobs = completion_logprobs(made, tokens.tokens, tokens.logprobs) if made.asked.wants_logprobs else None
-    return {"index": place, "text": said.text, "logprobs": logprobs, "finish_reason": None}
+class _StreamedParts:
+    """Renders the chunks of one stream; each sequence's ``text_offset`` goes on from its chunk before."""
+
+    def __init__(self) -> None:
+        self._offsets: defaultdict[int, int] = defaultdict(int)
+        """Characters of the texts of the tokens that were told, by the sequence's place."""
+
+    def part(self, made: Generation, place: int, said: Said, tokens: TokensMade) -> dict[str, Any]:
+        """Return the choice of a chunk."""
+        logprobs = None
+        if made.asked.wants_logprobs:
+            logprobs = completion_logprobs(made, tokens.tokens, tokens.logprobs, offset=self._offsets[place])
+            self._offsets[place] += sum(map(len, logprobs["tokens"]))
+        return {"index": place, "text": said.text, "logprobs": logprobs, "finish_reason": None}
 
 
 def _end(_made: Generation, place: int, said: Said, reason: str) -> dict[str, Any]:

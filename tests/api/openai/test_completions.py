@@ -1,13 +1,68 @@
 """``/v1/completions`` over HTTP, with the test in place of the sampler."""
 
+import asyncio
+import json
+from collections.abc import Sequence
 from typing import Any
 
+import httpx
+import numpy as np
 import pytest
 from sqlalchemy import func, select
 
+from contracts.ledger_records import Completion
+from contracts.operations import SampledSequence, SampleOutput
 from contracts.vocabulary import BaseVocabulary
+from ledger.token_feed import TokensMade
+from store.repeat import wait_for
 from store.tables import Operation
 from tests.api.conftest import BASE, Service, Tenant
+from tests.ledger_heads import pending_samples
+
+
+@pytest.fixture
+def letters(service: Service) -> None:
+    """Have the base turn a token into as many letters as its number."""
+
+    def text(tokens: Sequence[int]) -> str:
+        return "".join(chr(96 + token) * token for token in tokens)
+
+    service.services.vocabularies[BASE] = BaseVocabulary(  # type: ignore[index]
+        frozenset(), text, encode=lambda text: [ord(one) - 96 for one in text]
+    )
+
+
+async def answered(
+    tenant: Tenant,
+    body: dict[str, Any],
+    *sequences: Sequence[int],
+    parts: Sequence[TokensMade] = (),
+    stop_reason: str = "length",
+    **headers: str,
+) -> httpx.Response:
+    """The answer to a request for which a sampler publishes the parts, and then draws the sequences."""
+    service = tenant.service
+    runtime = service.services.runtime
+    asking = asyncio.create_task(
+        tenant.http.post(f"{service.url}/v1/completions", json=body, headers=headers, timeout=30)
+    )
+    async with asyncio.timeout(30):
+        while not asking.done():
+            async with service.database.read() as session:
+                ready = await pending_samples(service.ledger, session, BASE, service.clock())
+            if ready:
+                break
+            await wait_for(asyncio.Event(), 0.02)
+        for part in parts:
+            (key,) = runtime.feed.followed_here()
+            runtime.feed.publish(key, [part])
+        drawn = [
+            SampledSequence(stop_reason, np.array(tokens, np.int32), -np.ones(len(tokens), np.float32))
+            for tokens in sequences
+        ]
+        async with service.database.write() as transaction:
+            await service.ledger.complete(transaction, [Completion(one, SampleOutput(drawn)) for one in ready])
+        return await asking
 
 
 def asked(**fields: Any) -> dict[str, Any]:
@@ -24,3 +79,23 @@ async def test_a_base_without_a_tokenizer_is_refused_before_it_samples(
     assert "no tokenizer" in answer.json()["error"]["message"]
     async with service.database.read() as session:
         assert await session.scalar(select(func.count()).select_from(Operation)) == 0
+
+
+async def test_a_streams_text_offsets_go_on_from_chunk_to_chunk(letters: None, cats: Tenant) -> None:
+    """Each sequence has its own. The last tokens come with the result alone."""
+    parts = [
+        TokensMade(0, 0, None, [3, 1], [-1.0, -1.0]),
+        TokensMade(1, 0, None, [5], [-1.0]),
+        TokensMade(0, 2, None, [2], [-1.0]),
+        TokensMade(1, 1, None, [1], [-1.0]),
+    ]
+    body = asked(stream=True, logprobs=0, n=2, max_tokens=4)
+    answer = await answered(cats, body, [3, 1, 2, 4], [5, 1, 2, 2], parts=parts)
+    events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line.startswith("data: {")]
+    choices = [choice for event in events for choice in json.loads(event)["choices"]]
+    offsets: dict[int, list[int]] = {0: [], 1: []}
+    for choice in choices:
+        if choice["logprobs"] is not None:
+            offsets[choice["index"]] += choice["logprobs"]["text_offset"]
+    assert offsets == {0: [0, 3, 4, 6], 1: [0, 5, 6, 8]}
+    assert len([one for one in choices if one["logprobs"] is not None]) > 2

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import ParamSpec, TypeVar
@@ -23,7 +23,7 @@ from api.wire.openai_requests import GenerationRequest
 from api.wire.trajectory import trajectory_of
 from contracts.base_model import BaseModelFacts
 from contracts.codec import request_digest
-from contracts.errors import BudgetSpent, EngineFailure, InvalidRequest, StaleSample, WeftError
+from contracts.errors import BudgetSpent, EngineFailure, InvalidRequest, SequenceConflict, StaleSample, WeftError
 from contracts.ids import RunId, SamplerId, SessionId
 from contracts.ledger_records import OperationState, OperationStatus
 from contracts.operations import OperationKind, SampledSequence, SampleOutput, SampleRequest
@@ -183,8 +183,21 @@ async def generation(
         )
         for place, sample in enumerate(samples)
     ]
-    async with all_followed(services, submissions) as followers:
+    async with _named_by_key(all_followed(services, submissions)) as followers:
         yield Generation(services, caller, model, vocabulary, decode, asked, tokens, followers)
+
+
+@asynccontextmanager
+async def _named_by_key(following: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
+    """Enter ``following``; of a repeat with another body tell the key that its client has sent, and not what is made of it."""
+    async with AsyncExitStack() as stack:
+        try:
+            followers = await stack.enter_async_context(following)
+        except SequenceConflict:
+            raise SequenceConflict(
+                "this Idempotency-Key was used before with another body; choose a new one for each request"
+            ) from None
+        yield followers
 
 
 def _decoder(vocabulary: BaseVocabulary, base_model: str) -> Callable[[list[int]], str]:

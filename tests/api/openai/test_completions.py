@@ -99,3 +99,20 @@ async def test_a_streams_text_offsets_go_on_from_chunk_to_chunk(letters: None, c
             offsets[choice["index"]] += choice["logprobs"]["text_offset"]
     assert offsets == {0: [0, 3, 4, 6], 1: [0, 5, 6, 8]}
     assert len([one for one in choices if one["logprobs"] is not None]) > 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_idempotency_key_that_came_with_another_body_is_named(
+    letters: None, cats: Tenant, dogs: Tenant, stream: bool
+) -> None:
+    """A repeat finds the first answer, and another tenant's key of the same text is another key."""
+    headers = {"Idempotency-Key": "twice"}
+    first = await answered(cats, asked(), [1, 2, 3], **headers)
+    again = await answered(cats, asked(), **headers)
+    assert first.json()["choices"] == again.json()["choices"]
+    refused = await answered(cats, asked(max_tokens=2, stream=stream), **headers)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (400, "sequence_conflict")
+    assert "Idempotency-Key" in error["message"]
+    assert not any(one.isdigit() for one in error["message"])
+    assert (await answered(dogs, asked(max_tokens=2), [4, 5], **headers)).status_code == 200

@@ -102,7 +102,7 @@ async def completions(
 def _choice(made: Generation, place: int, sequence: SampledSequence, output: SampleOutput) -> dict[str, Any]:
     tokens, logprobs = sequence.tokens.tolist(), sequence.logprobs.tolist()
     echo = isinstance(made.asked, CompletionRequest) and made.asked.echo
-    if isinstance(made.asked, CompletionRequest) and made.asked.only_echoes:
+    if made.asked.only_echoes:
         tokens, logprobs = [], []
     number = place // made.asked.n
     prompt = made.prompts[number] if echo else []
@@ -115,7 +115,8 @@ def _choice(made: Generation, place: int, sequence: SampledSequence, output: Sam
     return {
         "text": before + whole_text(made, tokens).text,
         "logprobs": told,
-        "finish_reason": sequence.stop_reason,
+        # The token that is left out may have ended the text; no token at all has been asked for.
+        "finish_reason": "length" if made.asked.only_echoes else sequence.stop_reason,
     }
 
 

@@ -40,7 +40,7 @@ async def _full(
 ) -> Response:
     async with opened as made:
         finished = [(sequence, output) for output in await made.outputs() for sequence in output.sequences]
-        tokens = sum(len(sequence.tokens) for sequence, _ in finished)
+        tokens = 0 if made.asked.only_echoes else sum(len(sequence.tokens) for sequence, _ in finished)
 
         def rendered() -> bytes:
             choices = [

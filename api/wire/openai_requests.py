@@ -84,6 +84,11 @@ class GenerationRequest(DefaultingModel):
         return False
 
     @property
+    def only_echoes(self) -> bool:
+        """True if the prompt is asked for and nothing after it; what is sampled is left out."""
+        return False
+
+    @property
     def grammar(self) -> Grammar | None:
         """Form that the text must have. Raises ``InvalidRequest``."""
         return None

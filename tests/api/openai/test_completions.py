@@ -116,3 +116,11 @@ async def test_an_idempotency_key_that_came_with_another_body_is_named(
     assert "Idempotency-Key" in error["message"]
     assert not any(one.isdigit() for one in error["message"])
     assert (await answered(dogs, asked(max_tokens=2), [4, 5], **headers)).status_code == 200
+
+
+async def test_a_prompt_that_is_only_echoed_has_no_completion_tokens(letters: None, cats: Tenant) -> None:
+    """One token is drawn for each choice, here the end of the text."""
+    body = asked(prompt="abc", echo=True, max_tokens=0, n=2, logprobs=0)
+    answer = (await answered(cats, body, [1], [2], stop_reason="stop")).json()
+    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}
+    assert [(one["text"], one["finish_reason"]) for one in answer["choices"]] == [("abc", "length")] * 2

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from time import monotonic, time
 
-from sqlalchemy import select, update
+from sqlalchemy import or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.codec import decode_result, is_conflict
@@ -213,11 +213,17 @@ class Ledger:
             found |= set((await session.execute(sql.ENDED, {"ids": some})).scalars())
         return found
 
-    async def claimed(self, transaction: AsyncSession, ids: Sequence[str], *, process: str) -> set[str]:
-        """Return those of the samples that are pending and claimed by ``process``, and lock them."""
-        query = select(Operation.id).where(Operation.id.in_(ids), Operation.taken_by == process)
+    async def claimed(self, transaction: AsyncSession, ids: Sequence[str], *, process: str) -> dict[str, int]:
+        """Return the claim numbers of those of the samples that are pending and claimed by ``process``.
+
+        Lock these samples and the unclaimed ones: ``process`` claims none of them before the transaction's end.
+        """
+        query = select(Operation.id, Operation.taken_by, Operation.claims).where(
+            Operation.id.in_(ids), or_(Operation.taken_by == process, Operation.taken_by.is_(None))
+        )
         pending = query.where(Operation.state == OperationState.PENDING).order_by(Operation.id)
-        return set(await transaction.scalars(pending.with_for_update()))
+        rows = await transaction.execute(pending.with_for_update())
+        return {row.id: row.claims for row in rows if row.taken_by == process}
 
     async def operations_to_replay(
         self, session: AsyncSession, run: RunId, trainer: str, *, after_seq_id: int, before_seq_id: int

@@ -1,6 +1,7 @@
 """A lapse of a sampling process's lease: others may draw its samples, so it cuts them, and returns them once the lease is back.
 
-After a lapse the samples are saved with the tokens drawn so far, as far as nobody has claimed them meanwhile.
+After a lapse the samples are saved with the tokens drawn so far, as far as nobody has claimed them meanwhile. This process
+claims none before that.
 """
 
 import asyncio
@@ -24,8 +25,8 @@ class LapsedLease:
         self._base_model = base_model
         self._heartbeat = heartbeat
         self._resumption = resumption
-        self._is_off = False
-        """True while this process draws nothing because others may count it as dead."""
+        self.is_off = False
+        """True from the beginning of a lapse until what it has cut is returned. The process draws and claims nothing then."""
         self.cut: set[str] = set()
         """Samples that are being cut."""
         self.unsaved: list[Unfinished] = []
@@ -36,30 +37,34 @@ class LapsedLease:
         if not self._heartbeat.may_draw:
             self._cut(drawn)
             return False
-        if not self._is_off:
+        # A sample that took long to cut is returned after the others.
+        if not (self.is_off or self.unsaved):
             return False
         await self._return_samples()
-        self._is_off = False
+        self.is_off = False
         return True
 
     def _cut(self, drawn: Mapping[str, asyncio.Task[object]]) -> None:
-        if not self._is_off:
+        if not self.is_off:
             log.warning(
                 "base=%s: the lease was not renewed in time; %d samples are cut, and go on once it is",
                 self._base_model,
                 len(drawn),
             )
-        self._is_off = True
+        self.is_off = True
         for operation in drawn.keys() - self.cut:
             self.cut.add(operation)
             drawn[operation].cancel()
 
     async def _return_samples(self) -> None:
         unsaved = list(self.unsaved)
-        # Those that others have claimed meanwhile are theirs.
+        # Those that have been claimed anew meanwhile belong to that claim, this process's own too.
         process = self._heartbeat.identity.id
         await self._resumption.save(unsaved, process=process)
+        claim_of = {operation.id: operation.claim for operation, _, _ in unsaved}
         async with self._runtime.database.write() as transaction:
-            await clear_in_flight(transaction, [operation.id for operation, _, _ in unsaved], process)
+            mine = await self._runtime.ledger.claimed(transaction, list(claim_of), process=process)
+            cleared = [one for one, claim in claim_of.items() if mine.get(one, claim) == claim]
+            await clear_in_flight(transaction, cleared, process)
             self._runtime.ledger.wakeups.announce_after_commit(transaction, cleared_samples_topic(self._base_model))
         del self.unsaved[: len(unsaved)]

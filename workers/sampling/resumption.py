@@ -66,7 +66,7 @@ class Resumption:
         return await self._saved(operation)
 
     async def save(self, unfinished: Iterable[Unfinished], *, process: str) -> None:
-        """Save the tokens of samples that this ``process`` leaves and has claimed still. Raises ``Unavailable``."""
+        """Save the tokens of samples that this ``process`` leaves and has by the same claim still. Raises ``Unavailable``."""
         for some in _batches(unfinished):
             await self._save_some(some, process)
 
@@ -93,7 +93,7 @@ class Resumption:
             progresses = [
                 (operation.tenant, operation.id, _progress(continuation, history))
                 for operation, continuation, history in unfinished
-                if operation.id in mine
+                if mine.get(operation.id) == operation.claim
             ]
             await save_progress(transaction, progresses)
 

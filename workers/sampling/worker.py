@@ -7,6 +7,7 @@ with its tokens.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import TypeVar
@@ -84,6 +85,8 @@ class SamplingWorker:
         """Tasks that record an outcome."""
         self._leaving: set[str] = set()
         """Samples that are being given back."""
+        self._claimed_again: dict[asyncio.Task[object], int] = {}
+        """Number of the latest claim of a sample that this process has claimed again while the task works on it."""
         self._is_sweep_due = False
         """True when the next look must sweep: samples that a lapse of the lease has cut may be given back."""
         self._cancelled: set[str] = set()
@@ -230,18 +233,32 @@ class SamplingWorker:
     async def _start_samples(self) -> None:
         """Claim and start the samples that may run now, as long as there is room."""
         is_more = True
-        # A process that may count as dead would take samples that nobody returns for it.
-        while is_more and not self._stopping.is_set() and self._claims.heartbeat.may_draw:
+        while is_more and self._may_claim:
             operations, is_more = await self._claims.claim()
             for operation in operations:
                 if operation.id in self._in_flight and operation.id not in self._leaving:
                     # Taken from this process while it was cut off from the database.
+                    self._claimed_again[self._in_flight[operation.id]] = operation.claim
                     self._claims.claimed_twice(operation)
                     continue
                 with working_on(operation):
                     # The task keeps the context that it begins in.
                     task = asyncio.create_task(self._serve(operation), name=f"sample {operation.id}")
                 self._in_flight[operation.id] = task
+
+    @property
+    def _may_claim(self) -> bool:
+        """False in a lapse of the lease, and until what it has cut is returned. Nobody would return what is claimed then."""
+        return not self._stopping.is_set() and self._claims.heartbeat.may_draw and not self._lapse.is_off
+
+    def _held(self, operation: ReadyOperation) -> ReadyOperation:
+        """Return the current task's ``operation`` with the number of the claim by which this process has it now."""
+        return replace(operation, claim=self._claimed_again.get(_this_task(), operation.claim))
+
+    async def _save(self, operation: ReadyOperation, continuation: Continuation, history: History) -> None:
+        """Save the tokens of the current task's sample. Raises ``Unavailable``."""
+        held = (self._held(operation), continuation, history)
+        await self._resumption.save([held], process=self._claims.heartbeat.identity.id)
 
     async def _serve(self, operation: ReadyOperation) -> None:
         """Run one sample and record its outcome, or give it back."""
@@ -259,6 +276,7 @@ class SamplingWorker:
             self._claims.ended(operation, tokens=tokens)
             if self._in_flight.get(operation.id) is asyncio.current_task():
                 del self._in_flight[operation.id]
+            self._claimed_again.pop(_this_task(), None)
             self._leaving.discard(operation.id)
             if self._claims.left_some:
                 self._look_again.set()
@@ -318,18 +336,17 @@ class SamplingWorker:
                 return await _until_available(partial(self._run, operation, continuation, history))
             except HeldBack:
                 # The next process goes on from its tokens.
-                held, process = (operation, continuation, history), self._claims.heartbeat.identity.id
-                await _until_available(partial(self._resumption.save, [held], process=process))
+                await _until_available(partial(self._save, operation, continuation, history))
                 raise
         except WeftError as error:
             return FailedSample.after(error, continuation)
         except asyncio.CancelledError:
             if self._stopping.is_set() or operation.id not in self._cancelled | self._lapse.cut:
-                self._unfinished.append((operation, continuation, history))
+                self._unfinished.append((self._held(operation), continuation, history))
                 raise
             task.uncancel()
             if operation.id not in self._cancelled:
-                self._lapse.unsaved.append((operation, continuation, history))
+                self._lapse.unsaved.append((self._held(operation), continuation, history))
                 return None
             # The operation is final, so this outcome is not recorded. Its tokens are counted.
             continuation.abandon()

@@ -72,7 +72,6 @@ class ContinuousBatcher:
     def turn(self) -> None:
         """Run at most one chunk of prompts and one decode step, both of the group whose turn it is."""
         began = self._clock()
-        self._credit_ended()
         self._drop_ended_prompts()
         if self._waiting:
             self._seat()
@@ -138,12 +137,6 @@ class ContinuousBatcher:
         for job in [one.job for one in self._running() if one.runs] + reading:
             found.setdefault(self._group(job), {})[job.request.turn_taker] = job.request.share
         return {group: sum(shares.values()) for group, shares in found.items()}
-
-    def _credit_ended(self) -> None:
-        """Credit what ended sequences did not draw. The batch drops them before its next step."""
-        for sequence in self._running():
-            if not sequence.runs:
-                self._waiting.ended(sequence)
 
     def _drop_ended_prompts(self) -> None:
         """Drop the prompts under way whose jobs have all ended: no group has a turn for them."""
@@ -230,9 +223,6 @@ class ContinuousBatcher:
                 join = _contain(prompt.begin, partial(_fail_all, "sampling", [job]))
                 if join is not None:
                     joins.append(join)
-                    for sequence in join.sequences:
-                        if not sequence.runs:
-                            self._waiting.ended(sequence)
             if not job.live or not job.unbegun:
                 del self._prefilled[job]
             else:

@@ -92,6 +92,9 @@ class Prefill:
             end = min(end, start + max(1, MAX_SCORED_LOGITS // (rows * self._forward.vocabulary_size)))
         elif self._first_scored < end:
             end = self._first_scored
+        for job, padding in zip(self.jobs, self._padding, strict=True):
+            # Before the pass: one that fails has taken its time, too.
+            job.note_read(max(0, end - padding))
         mask = None if self._mask is None else self._mask[:, :end]
         logits = self._forward(
             self._tokens[:, start:end],

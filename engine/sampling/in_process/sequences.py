@@ -23,8 +23,10 @@ class Job:
     """One ``GenerateRequest`` until its last sequence has ended.
 
     Only the worker's thread changes a job. Its events go through ``outbox`` to ``stream``. ``on_end`` is called once, on
-    the worker's thread.
+    the worker's thread. So is ``on_unused``, with tokens that seats of the job were charged and that it does not use.
     """
+
+    on_unused: Callable[[int], None] | None = None
 
     def __init__(self, request: GenerateRequest, outbox: Outbox, on_end: Callable[["Job"], None]) -> None:
         self.request = request
@@ -36,10 +38,13 @@ class Job:
         """True once any sequence was started."""
         self.seated = 0
         """Sequences yet to be started that have a seat in the batch."""
+        self._unread = 0
+        """Tokens of the prompt that were charged and have not been in a forward pass."""
         self._outbox = outbox
         self._on_end = on_end
         self._open = set(range(len(request.seeds)))
         self._unbegun = deque(range(len(request.seeds)))
+        self._running: dict[int, RunningSequence] = {}
 
     @property
     def prompt_length(self) -> int:
@@ -72,11 +77,28 @@ class Job:
         """Number of sequences yet to be started that have no seat."""
         return len(self._unbegun) - self.seated
 
+    @property
+    def next_is_first(self) -> bool:
+        """True while no sequence has or had a seat. The first one's seat is charged the prompt, too."""
+        return not self.begun and not self.seated
+
+    def take_seats(self, count: int) -> None:
+        """Note that ``count`` more sequences have a seat, and that it was charged."""
+        if self.next_is_first:
+            self._unread = self.prompt_length
+        self.seated += count
+
+    def note_read(self, tokens: int) -> None:
+        """Note that the first ``tokens`` of the prompt have been in a forward pass."""
+        self._unread = min(self._unread, self.prompt_length - tokens)
+
     def begin(self) -> list["RunningSequence"]:
         """Start the sequences that have a seat."""
         count, self.seated = self.seated, 0
         self.begun = True
-        return [RunningSequence(self, self._unbegun.popleft()) for _ in range(count)]
+        begun = [RunningSequence(self, self._unbegun.popleft()) for _ in range(count)]
+        self._running.update((one.index, one) for one in begun)
+        return begun
 
     def is_open(self, index: int) -> bool:
         """Tell whether sequence ``index`` has not ended."""
@@ -94,6 +116,8 @@ class Job:
     def end(self, index: int, reason: EndReason) -> None:
         """End sequence ``index``; the last one ends the job."""
         self._open.remove(index)
+        if index in self._running:
+            self._credit(self._running.pop(index).undrawn)
         self._outbox.add(self.stream, Ended(index, reason))
         if not self._open:
             self._close(None)
@@ -107,7 +131,7 @@ class Job:
         for chosen in sorted(self._open) if index is None else self._open & {index}:
             if chosen in self._unbegun:
                 self._unbegun.remove(chosen)
-                self.seated = min(self.seated, len(self._unbegun))
+                self._leave_seats(max(0, self.seated - len(self._unbegun)))
             self.end(chosen, "cut")
         self._outbox.answer(waiter, was_live)
 
@@ -124,9 +148,20 @@ class Job:
     def _close(self, error: WeftError | None) -> None:
         self._open.clear()
         self._unbegun.clear()
-        self.seated = 0
+        self._leave_seats(self.seated)
+        self._credit(self._unread + sum(one.undrawn for one in self._running.values()))
+        self._running.clear()
         self._outbox.end(self.stream, error)
         self._on_end(self)
+
+    def _leave_seats(self, count: int) -> None:
+        """Give up seats of sequences that never begin."""
+        self.seated -= count
+        self._credit(count * self.request.max_tokens)
+
+    def _credit(self, tokens: int) -> None:
+        if self.on_unused is not None:
+            self.on_unused(tokens)
 
 
 def _scores_of(request: GenerateRequest) -> PromptScores | None:
@@ -157,6 +192,11 @@ class RunningSequence:
     def topk(self) -> int:
         """Number of likeliest tokens to report at each position."""
         return self.job.request.topk
+
+    @property
+    def undrawn(self) -> int:
+        """Number of tokens that the sequence's seat was charged and that are not drawn."""
+        return self.job.request.max_tokens - self.made
 
     @property
     def cached(self) -> int:

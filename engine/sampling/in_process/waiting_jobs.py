@@ -3,9 +3,10 @@
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from engine.round_robin import Fairness
-from engine.sampling.in_process.sequences import Job, RunningSequence
+from engine.sampling.in_process.sequences import Job
 from engine.sampling.seats import Seats, hand_out
 
 
@@ -30,7 +31,8 @@ class WaitingJobs:
         return bool(self._queues)
 
     def add(self, job: Job) -> None:
-        """Queue ``job``."""
+        """Queue ``job``. Its owner gets the tokens back that its seats are charged and that it does not use."""
+        job.on_unused = partial(self._credit, job.request.turn_taker)
         self._queues.setdefault(job.request.turn_taker, deque()).append(job)
 
     def seat(self, held: Counter[str], fits: Callable[[Job], bool]) -> list[Job]:
@@ -50,15 +52,13 @@ class WaitingJobs:
         )
         counts = Counter(sequence.job for sequence in given)
         for job, count in counts.items():
-            job.seated += count
+            job.take_seats(count)
         for owner in {job.request.turn_taker for job in counts}:
             self._drop_done(owner)
         return list(counts)
 
-    def ended(self, sequence: RunningSequence) -> None:
-        """Give the owner of an ended sequence the tokens back that it did not draw."""
-        request = sequence.job.request
-        self._fairness = self._fairness.credit(request.turn_taker, request.max_tokens - sequence.made)
+    def _credit(self, owner: str, tokens: int) -> None:
+        self._fairness = self._fairness.credit(owner, tokens)
 
     def _drop_done(self, owner: str) -> None:
         """Drop the jobs that have ended or whose sequences all have a seat."""
@@ -71,7 +71,7 @@ class WaitingJobs:
 
 def _sequences(queue: deque[Job]) -> Iterator[_Sequence]:
     for job in queue:
-        is_first = not job.begun and not job.seated
+        is_first = job.next_is_first
         for _ in range(job.seatless if job.live else 0):
             yield _Sequence(job, job.request.cost(is_first=is_first))
             is_first = False

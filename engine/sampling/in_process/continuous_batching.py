@@ -174,7 +174,7 @@ class ContinuousBatcher:
         longest = 0
         for job in jobs:
             longest = max(longest, job.prompt_length)
-            is_alike = bool(blocks) and (job.scores is None) == (blocks[-1][0].scores is None)
+            is_alike = bool(blocks) and (job.request.scoring is None) == (blocks[-1][0].request.scoring is None)
             if is_alike and longest * (len(blocks[-1]) + 1) <= MAX_CELLS:
                 blocks[-1].append(job)
             else:

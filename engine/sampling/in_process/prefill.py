@@ -13,8 +13,10 @@ from contracts.errors import EngineFailure
 from engine.sampling.in_process.batch import Join, extend, left_padding
 from engine.sampling.in_process.forward_pass import ForwardPass, adapter_segments
 from engine.sampling.in_process.kv_cache import CachePart, KvCache, assemble
+from engine.sampling.in_process.prompt_scores import PromptScores
 from engine.sampling.in_process.sequences import Job
 from engine.sampling.in_process.token_choice import ChoiceRules
+from engine.sampling.replica import GenerateRequest
 
 MAX_CELLS = 2048
 """Most tokens, padding included, in one forward pass."""
@@ -72,7 +74,9 @@ class Prefill:
         self._segments = adapter_segments([job.adapter for job in self.jobs])
         self._cache = KvCache()
         self._done = 0
-        scored = [pad + job.scores.begin - 1 for pad, job in zip(self._padding, self.jobs, strict=True) if job.scores]
+        # The prefill's own, and not the job's: one that begins again draws the same alternatives from the seed.
+        self._scores = [_scores_of(job.request) for job in self.jobs]
+        scored = [pad + one.begin - 1 for pad, one in zip(self._padding, self._scores, strict=True) if one is not None]
         self._first_scored = min(scored, default=self._columns)
 
     @property
@@ -111,18 +115,25 @@ class Prefill:
             return None
         last = logits[:, -1].float()
         rows_left = [(row, job) for row, job in enumerate(self.jobs) if job.live]
-        for _, job in rows_left:
-            job.report_scores()
+        for row, job in rows_left:
+            if (found := self._scores[row]) is not None:
+                job.report_scores(found.result)
         return [Prefilled(job, self._cache, row, last[row]) for row, job in rows_left]
 
     def _score(self, logits: Tensor, start: int) -> None:
-        for row, job in enumerate(self.jobs):
-            if job.scores is None or not job.live:
+        for row, (job, wanted) in enumerate(zip(self.jobs, self._scores, strict=True)):
+            if wanted is None or not job.live:
                 continue
             # Column c holds prompt position c - padding and predicts the one after it.
             skipped = max(0, self._padding[row] - start)
             first = start + skipped - self._padding[row] + 1
             try:
-                job.scores.add(logits[row, skipped:], first)
+                wanted.add(logits[row, skipped:], first)
             except EngineFailure as failure:
                 job.fail(failure)
+
+
+def _scores_of(request: GenerateRequest) -> PromptScores | None:
+    if request.scoring is None:
+        return None
+    return PromptScores(request.prompt, request.scoring, temperature=request.temperature, seed=request.seeds[0])

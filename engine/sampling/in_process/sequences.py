@@ -14,9 +14,9 @@ from engine.model.lora import LoraWeights
 from engine.sampling.event_stream import EventStream
 from engine.sampling.in_process.adapter_store import Pin
 from engine.sampling.in_process.outbox import Outbox
-from engine.sampling.in_process.prompt_scores import NOT_FINITE, PromptScores
+from engine.sampling.in_process.prompt_scores import NOT_FINITE
 from engine.sampling.in_process.token_choice import uniform_stream
-from engine.sampling.replica import Ended, EndReason, GenerateRequest, NewToken
+from engine.sampling.replica import Ended, EndReason, GenerateRequest, NewToken, PromptScored
 
 
 class Job:
@@ -33,7 +33,6 @@ class Job:
         self.stream = EventStream()
         self.pin: Pin | None = None
         self.adapter: LoraWeights | None = None
-        self.scores = _scores_of(request)
         self.begun = False
         """True once any sequence was started."""
         self.seated = 0
@@ -104,10 +103,9 @@ class Job:
         """Tell whether sequence ``index`` has not ended."""
         return index in self._open
 
-    def report_scores(self) -> None:
-        """Send the prompt's scores, if the request asks for them. Call once, after the whole prompt is prefilled."""
-        if self.scores is not None:
-            self._outbox.add(self.stream, self.scores.result)
+    def report_scores(self, scores: PromptScored) -> None:
+        """Send the prompt's scores. Call once, after the whole prompt is prefilled."""
+        self._outbox.add(self.stream, scores)
 
     def report(self, token: NewToken) -> None:
         """Send the next token of a sequence."""
@@ -162,12 +160,6 @@ class Job:
     def _credit(self, tokens: int) -> None:
         if self.on_unused is not None:
             self.on_unused(tokens)
-
-
-def _scores_of(request: GenerateRequest) -> PromptScores | None:
-    if request.scoring is None:
-        return None
-    return PromptScores(request.prompt, request.scoring, temperature=request.temperature, seed=request.seeds[0])
 
 
 @dataclass(slots=True, eq=False)

@@ -55,26 +55,26 @@ _SCALARS = (bool, int, float)
 
 @dataclass(slots=True)
 class Evaluated:
-    """Value of a custom loss on a batch: the sum, the metrics, and for each datum d loss / d logprobs in their shape.
-
-    ``work`` is what it took, in elements: at most ``MOST_WORK``.
-    """
+    """Value of a custom loss on a batch: the sum, the metrics, and for each datum d loss / d logprobs in their shape."""
 
     loss: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     slopes: list[np.ndarray] = field(default_factory=list)
-    work: int = 0
 
 
-def evaluate(loss: CustomLoss, data: Sequence[Datum], logprobs: Sequence[np.ndarray]) -> Evaluated:
+def evaluate(
+    loss: CustomLoss, data: Sequence[Datum], logprobs: Sequence[np.ndarray], meter: "LossMeter | None" = None
+) -> Evaluated:
     """Run the loss on each datum with its ``logprobs``, float32 of the targets' shape. Blocking.
+
+    ``meter`` tells the work so far, of an evaluation that fails too.
 
     Raises ``InvalidRequest`` naming the operator that fails, and for a loss that takes too much work, is no finite scalar, or
     has a gradient that is not finite; ``MemoryError`` when the machine has no memory left, which is no fault of the loss.
     Metrics named ``:mean`` are means over the data, the others sums.
     """
     with _one_thread(), torch.enable_grad():
-        return _evaluated(loss, data, logprobs)
+        return _evaluated(loss, data, logprobs, meter or LossMeter())
 
 
 @contextmanager
@@ -88,8 +88,10 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _evaluated(loss: CustomLoss, data: Sequence[Datum], logprobs: Sequence[np.ndarray]) -> Evaluated:
-    found, meter = Evaluated(), _Meter()
+def _evaluated(
+    loss: CustomLoss, data: Sequence[Datum], logprobs: Sequence[np.ndarray], meter: "LossMeter"
+) -> Evaluated:
+    found = Evaluated()
     for datum, logp in zip(data, logprobs, strict=True):
         meter.begin_datum()
         leaf = torch.from_numpy(logp.astype(np.float32)).requires_grad_()
@@ -104,7 +106,6 @@ def _evaluated(loss: CustomLoss, data: Sequence[Datum], logprobs: Sequence[np.nd
         for name, one in metrics.items():
             share = len(data) if name.endswith(":mean") else 1
             found.metrics[name] = found.metrics.get(name, 0.0) + one / share
-    found.work = meter.work
     return found
 
 
@@ -120,7 +121,7 @@ def _refusing(failed: str) -> Iterator[None]:
         raise InvalidRequest(f"{failed}: {told}") from error
 
 
-def _run(loss: CustomLoss, datum: Datum, logp: Tensor, meter: "_Meter") -> tuple[Tensor, dict[str, float]]:
+def _run(loss: CustomLoss, datum: Datum, logp: Tensor, meter: "LossMeter") -> tuple[Tensor, dict[str, float]]:
     """Run the graph and return the loss, a scalar with its history, and the metrics."""
     given = {**datum.inputs, TARGETS: datum.targets}
     values: dict[str, Any] = {}
@@ -142,7 +143,7 @@ def _scalar(loss: CustomLoss, name: str, value: Any) -> float:
     return float(value.detach() if isinstance(value, Tensor) else value)
 
 
-def _computed(node: Node, values: Mapping[str, Any], meter: "_Meter") -> Any:
+def _computed(node: Node, values: Mapping[str, Any], meter: "LossMeter") -> Any:
     """Compute one operator, once the meter has admitted its result."""
     args = [_decoded(arg, values) for arg in node.args]
     kwargs = {name: _decoded(arg, values) for name, arg in node.kwargs.items()}
@@ -172,8 +173,8 @@ def _check_division(operation: str, operands: Sequence[Any]) -> None:
         raise TypeError("tensors of integers are not divided here: make one of them float() first")
 
 
-class _Meter:
-    """Work of one operation so far, in elements."""
+class LossMeter:
+    """Work of one operation so far, in elements. An operator that is refused counts as a call and is not computed."""
 
     def __init__(self) -> None:
         self.work = self._datum = 0
@@ -184,18 +185,19 @@ class _Meter:
 
     def admit(self, elements: int) -> None:
         """Count an operator of at most ``elements`` elements. Raises ``InvalidRequest`` beyond a limit."""
-        self.work += OPERATOR_WORK + elements
-        self._datum += elements
+        self.work += OPERATOR_WORK
         if elements > MOST_ELEMENTS:
             raise InvalidRequest(f"custom loss: a result may have {elements} elements, and {MOST_ELEMENTS} is the most")
-        if self._datum > MOST_DATUM_ELEMENTS:
+        if self._datum + elements > MOST_DATUM_ELEMENTS:
             raise InvalidRequest(
                 f"custom loss: the results for one datum have over {MOST_DATUM_ELEMENTS} elements; shorten the datum or the graph"
             )
-        if self.work > MOST_WORK:
+        if self.work + elements > MOST_WORK:
             raise InvalidRequest(
                 "custom loss: it takes too much work for one request; send fewer data in one, or a smaller graph"
             )
+        self.work += elements
+        self._datum += elements
 
 
 def _elements(cost: Cost, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:

@@ -10,7 +10,7 @@ from contracts.errors import EngineFailure, WeftError
 from contracts.ids import RunId
 from contracts.losses import LossName
 from contracts.operations import ForwardBackwardOutput, LossSpec, TrainingBatch
-from engine.training.custom_loss import Evaluated, evaluate
+from engine.training.custom_loss import Evaluated, LossMeter, evaluate
 from engine.training.policy_record import policy_metrics, weight_metrics
 
 
@@ -125,9 +125,9 @@ class PassOperation:
         is_custom = self.batch.loss.name is LossName.CUSTOM and self._evaluated is None
         return is_custom and self.outcome is None and self.computed == len(self.batch.data)
 
-    def evaluate(self) -> Evaluated:
-        """Compute the custom loss. Changes nothing; blocking. Raises ``InvalidRequest``."""
-        return evaluate(read_custom_loss(self.batch.loss.loss_id), self.batch.data, self.logprobs)
+    def evaluate(self, meter: LossMeter | None = None) -> Evaluated:
+        """Compute the custom loss, and count its work. Changes nothing else; blocking. Raises ``InvalidRequest``."""
+        return evaluate(read_custom_loss(self.batch.loss.loss_id), self.batch.data, self.logprobs, meter)
 
     def note_evaluated(self, found: Evaluated | WeftError) -> None:
         """Note the loss. With ``backward``, begin again with the linear loss. An error ends the operation.

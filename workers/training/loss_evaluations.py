@@ -1,7 +1,7 @@
 """Evaluation of custom losses beside the passes: one at a time on a thread of its own, in fair order of their tenants.
 
 The order is deficit round robin by work (``engine.round_robin``). An evaluation is charged the most that one may take, and is
-given back what it did not take. Called from the event loop.
+given back what it did not take, however it ends. Called from the event loop.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from contracts.errors import WeftError
 from contracts.ids import RequestId
 from contracts.ledger_records import ReadyOperation
 from engine.round_robin import Fairness, Verdict, take_turns
-from engine.training.custom_loss import MOST_WORK, Evaluated
+from engine.training.custom_loss import MOST_WORK, Evaluated, LossMeter
 from engine.training.pass_operation import PassOperation
 from workers.training.lanes import Lane
 from workers.training.operation_outcomes import failure_of
@@ -95,16 +95,17 @@ class LossEvaluations:
             await self._engine.compute.run(finish)
 
     async def _evaluated(self, loss: LossToEvaluate) -> Evaluated | WeftError:
-        evaluate = partial(self._engine.compute.clock.timed, loss.begun.evaluate)
+        meter = LossMeter()
+        evaluate = partial(self._engine.compute.clock.timed, partial(loss.begun.evaluate, meter))
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._thread, evaluate)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, evaluate)
         except WeftError as error:
             return error
         except Exception:
             log.exception("custom loss failed base=%s request=%s", self._engine.base_model, loss.operation.id)
             return failure_of(loss.operation)
-        self._fairness = self._fairness.credit(loss.lane.tenant, loss.cost - found.work)
-        return found
+        finally:
+            self._fairness = self._fairness.credit(loss.lane.tenant, loss.cost - meter.work)
 
     def close(self) -> None:
         """Drop the losses that wait. None is under way any more."""

@@ -12,7 +12,7 @@ from contracts.ids import RunId
 from contracts.losses import LossName
 from contracts.operations import ForwardBackwardOutput, OperationKind, OptimStep, TrainingBatch
 from engine.model.base import BaseModel
-from engine.training.custom_loss import Evaluated
+from engine.training.custom_loss import Evaluated, LossMeter
 from engine.training.pass_operation import PassOperation
 from engine.training.trainer import Trainer
 from ledger.work_in_hand import read_record
@@ -61,10 +61,10 @@ async def test_nobody_waits_for_a_custom_loss_that_is_evaluated(
 ) -> None:
     begun, go_on, evaluate = Event(), Event(), PassOperation.evaluate
 
-    def held(operation: PassOperation) -> Evaluated:
+    def held(operation: PassOperation, meter: LossMeter | None = None) -> Evaluated:
         begun.set()
         assert go_on.wait(DEADLINE)
-        return evaluate(operation)
+        return evaluate(operation, meter)
 
     monkeypatch.setattr(PassOperation, "evaluate", held)
     rig, custom, beside = new_rig(), batch_of(clipped), make_batch(3, LossName.PPO, (9, 4))
@@ -88,11 +88,11 @@ class Held:
         self.begun, self.go_on, self.order = Event(), Event(), list[RunId]()
         evaluate = PassOperation.evaluate
 
-        def held(operation: PassOperation) -> Evaluated:
+        def held(operation: PassOperation, meter: LossMeter | None = None) -> Evaluated:
             self.order.append(operation.run)
             self.begun.set()
             assert self.go_on.wait(10 * DEADLINE)
-            return evaluate(operation)
+            return evaluate(operation, meter)
 
         monkeypatch.setattr(PassOperation, "evaluate", held)
 
@@ -119,6 +119,47 @@ async def test_tenants_take_turns_with_custom_losses(
         assert held.order == [hog.run, neighbour.run, *[hog.run] * 3]
         assert_trained_gradient(hog, base, [custom] * 4)
         assert_trained_gradient(neighbour, base, [custom])
+
+
+@pytest.mark.parametrize("way", ["refused", "too large", "no memory"])
+async def test_a_custom_loss_that_fails_costs_its_tenant_no_more_than_it_computed(
+    new_rig: NewRig, base: BaseModel, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Two tenants' small losses wait. By its third turn each has so much given back that the rest of its losses fit."""
+    held, rig, custom, beside = Held(monkeypatch), new_rig(), batch_of(clipped), make_batch(3, LossName.PPO, (9, 4))
+    plain = make_batch(2, LossName.CROSS_ENTROPY, (6, 5))
+    middle = [call("loss", "torch.exp", LOGP)]
+    if way == "too large":
+        middle = [call("wide", "torch.arange", 2**31), call("loss", "torch.sum", {"ref": "wide"})]
+    bad, evaluate = uploaded(nodes(*middle), plain), PassOperation.evaluate
+    async with rig.running():
+        ours, theirs, first, fourth = await rig.clients("ours", "theirs", "first", "fourth")
+
+        def lacking(operation: PassOperation, meter: LossMeter | None = None) -> Evaluated:
+            found = evaluate(operation, meter)
+            if operation.run == ours.run:
+                raise MemoryError("no memory is left for a custom loss")
+            return found
+
+        if way == "no memory":
+            bad = custom
+            monkeypatch.setattr(PassOperation, "evaluate", lacking)
+        await first.send(custom)
+        assert await asyncio.to_thread(held.begun.wait, DEADLINE)
+        async with rig.database.write() as transaction:
+            failing = [await ours.accept(transaction, bad) for _ in range(5)]
+            good = [await theirs.accept(transaction, custom) for _ in range(5)]
+        # A pass or two later the logprobs of both tenants' losses are known.
+        for _ in range(3):
+            await fourth.do(beside)
+        held.go_on.set()
+        for request in failing:
+            with pytest.raises(EngineFailure):
+                await ours.result(request)
+        for request in good:
+            await theirs.result(request)
+        assert held.order == [first.run, *[ours.run, theirs.run] * 2, *[ours.run] * 3, *[theirs.run] * 3]
+        assert_trained_gradient(theirs, base, [custom] * 5)
 
 
 async def test_a_trainer_that_stops_evaluates_no_further_loss(new_rig: NewRig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +14,7 @@ from time import monotonic
 import orjson
 
 from cli.liveness import DESCRIPTOR, LivenessPipe
+from cli.output_pipe import OutputPipe
 from cli.standard_output import DroppedLines
 from store.repeat import repeat
 
@@ -26,7 +27,8 @@ _STOP_SECONDS = 60.0
 """Time that a trainer may need to end its pass and write its snapshots."""
 _SILENT_SECONDS = 30.0
 """Time without a sign of life after which a child that was ready is killed. Its leases have ended long before."""
-_LINE_BYTES = 2**20
+_LAST_LINES_SECONDS = 1.0
+"""Time in which the last lines of a child that has ended are read."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -91,10 +93,10 @@ class Supervisor:
     async def _run_once(self, child: Child, pauses: "_Pauses") -> None:
         """Start the child and wait until it has ended. It has ended also when this raises."""
         pauses.began()
-        with closing(LivenessPipe()) as pipe:
-            process = await self._start(child, pipe)
+        with closing(LivenessPipe()) as pipe, closing(OutputPipe()) as output:
+            process = await self._start(child, pipe, output)
             try:
-                status = await self._ended(child, process, pipe)
+                status = await self._ended(child, process, pipe, output)
             finally:
                 self._processes.pop(child.label, None)
                 if process.returncode is None:
@@ -103,18 +105,18 @@ class Supervisor:
             self._print(child, f"ended with status {status}; starting it again")
             await self._on_end(process.pid)
 
-    async def _start(self, child: Child, pipe: LivenessPipe) -> asyncio.subprocess.Process:
+    async def _start(self, child: Child, pipe: LivenessPipe, output: OutputPipe) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
             *child.command,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
+            stdout=output.writing,
             stderr=asyncio.subprocess.STDOUT,
             env={**os.environ, **child.environment, **({DESCRIPTOR: str(pipe.writing)} if child.gives_signs else {})},
             pass_fds=(pipe.writing,) if child.gives_signs else (),
-            limit=_LINE_BYTES,
             preexec_fn=partial(_prepare, child.niceness),
         )
         pipe.started()
+        output.started()
         self._processes[child.label] = process
         if self._stopping.is_set():
             # ``stop`` came during the start and did not know the process yet.
@@ -122,10 +124,12 @@ class Supervisor:
                 process.terminate()
         return process
 
-    async def _ended(self, child: Child, process: asyncio.subprocess.Process, pipe: LivenessPipe) -> int:
+    async def _ended(
+        self, child: Child, process: asyncio.subprocess.Process, pipe: LivenessPipe, output: OutputPipe
+    ) -> int:
         ready = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._read(child, process, ready))
+            reading = tasks.create_task(self._read(child, output, ready))
             watching = tasks.create_task(self._watch(child, process, pipe, ready))
             waiting = tasks.create_task(process.wait())
             stopping = tasks.create_task(self._stopping.wait())
@@ -137,7 +141,11 @@ class Supervisor:
                 process.kill()
             stopping.cancel()
             watching.cancel()
-            return await waiting
+            status = await waiting
+            # The child's own processes hold its output open: one that a disk holds up would keep the child from its next start.
+            await asyncio.wait([reading], timeout=_LAST_LINES_SECONDS)
+            reading.cancel()
+            return status
 
     async def _watch(
         self, child: Child, process: asyncio.subprocess.Process, pipe: LivenessPipe, ready: asyncio.Event
@@ -150,10 +158,8 @@ class Supervisor:
             with suppress(ProcessLookupError):
                 process.kill()
 
-    async def _read(self, child: Child, process: asyncio.subprocess.Process, ready: asyncio.Event) -> None:
-        if process.stdout is None:
-            return
-        async for line in _lines(process.stdout):
+    async def _read(self, child: Child, output: OutputPipe, ready: asyncio.Event) -> None:
+        async for line in output.lines():
             text = line.decode(errors="replace").rstrip()
             if not (self._logs_json and _log_json(child, text)):
                 self._print(child, text)
@@ -184,19 +190,6 @@ class _Pauses:
         longer = min(2 * self._seconds, _LONGEST_PAUSE_SECONDS)
         self._seconds = _FIRST_PAUSE_SECONDS if has_lived_long else max(_FIRST_PAUSE_SECONDS, longer)
         return self._seconds
-
-
-async def _lines(output: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the lines of a child; longer ones than the reader keeps come in parts, or nobody would read on and the child wait."""
-    while True:
-        try:
-            yield await output.readuntil(b"\n")
-        except asyncio.LimitOverrunError as overrun:
-            yield await output.readexactly(overrun.consumed)
-        except asyncio.IncompleteReadError as ended:
-            if ended.partial:
-                yield ended.partial
-            return
 
 
 def _log_json(child: Child, text: str) -> bool:

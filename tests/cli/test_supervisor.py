@@ -207,3 +207,38 @@ async def test_logs_in_json_go_to_standard_error_one_object_a_line(capfd: pytest
     assert [json.loads(line) for line in shown.err.splitlines()] == [{**logged, "child": "talks"}]
     assert f"talks  | {broken}" in shown.out.splitlines()
     assert "beside | hello" in shown.out.splitlines()
+
+
+async def test_a_child_whose_own_process_holds_its_output_open_is_started_again_and_keeps_no_stop_waiting(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As a worker's process that waits for a disk which does not answer."""
+    pids = tmp_path / "pids"
+    holds = f"""
+import subprocess
+print(subprocess.Popen(["sleep", "60"]).pid, file=open({str(pids)!r}, "a"))
+for number in range(500):
+    print("line", number)
+print("{READY_PREFIX}", flush=True)
+"""
+    ends = asyncio.Queue[int]()
+
+    async def note(pid: int) -> None:
+        ends.put_nowait(pid)
+
+    supervisor = Supervisor([Child("holds", (sys.executable, "-c", holds)), child("beside")], note)
+    try:
+        async with running(supervisor) as task:
+            assert await ends.get() != await ends.get()
+            supervisor.stop()
+            await task
+    finally:
+        for pid in pids.read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+    said = [line.removeprefix("holds  | ") for line in capfd.readouterr().out.splitlines() if line.startswith("holds")]
+    assert said.count("line 499") >= 2
+    assert said[:502] == [
+        *(f"line {number}" for number in range(500)),
+        READY_PREFIX,
+        "ended with status 0; starting it again",
+    ]

@@ -70,8 +70,11 @@ class WebhookDelivery:
     async def deliver(self) -> tuple[int, bool]:
         """Send due events, to the next webhook as soon as another's are sent, so that none waits for a slow receiver.
 
-        Return how many events were sent, and whether more may be due, which is so when the time of a round is over.
+        Return how many events were sent, and whether more may be due, which is so when the time of a round is over. Nothing is
+        sent where the settings say so.
         """
+        if not self._runtime.settings.send_webhooks:
+            return 0, False
         ends = monotonic() + _ROUND_SECONDS
         sending: dict[asyncio.Task[int], _Due] = {}
         sent, failures = 0, list[BaseException]()

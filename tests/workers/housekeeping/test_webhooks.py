@@ -203,6 +203,27 @@ async def test_a_receiver_that_is_killed_and_comes_back_gets_each_event_once_by_
     assert all(one.due_at is None and one.delivered_at for one in await events_of(place, hook))
 
 
+async def test_a_service_that_sends_no_webhooks_keeps_the_events_and_one_that_does_sends_them(
+    place: House, receiver: Receiver
+) -> None:
+    """A copy that is tried beside the service tells no tenant's receiver anything."""
+    hooks = []
+    for name in ("cats", "dogs"):
+        owner = await tenant(place, name)
+        hooks.append(await webhook(place, owner, receiver.url))
+        await happen(place, owner, name)
+    sends = place.runtime
+    settings = sends.settings.model_copy(update={"send_webhooks": False})
+    place.runtime = replace(sends, settings=settings)
+    place.keeping = Housekeeping(place.runtime, lambda: True)
+    await send(place)
+    kept = [one for hook in hooks for one in await events_of(place, hook)]
+    assert (len(receiver.got), [(one.attempts, one.due_at is None) for one in kept]) == (0, [(0, False)] * 2)
+    place.keeping = Housekeeping(sends, lambda: True)
+    await send(place)
+    assert sorted(body["subject"] for _, body in receiver.got) == ["cats", "dogs"]
+
+
 _SENDER = """
 import asyncio, sys
 from ipaddress import ip_network

@@ -42,6 +42,7 @@ class GenerationRequest(DefaultingModel):
     """
 
     model_config = ConfigDict(extra="allow")
+    tokenized = frozenset({"messages", "prompt", "stop"})
 
     model: PlainText
     max_tokens: int | None = None

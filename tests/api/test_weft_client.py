@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import update
 from weft_client.asynchronous import AsyncWeft
-from weft_client.cookbook import WeftLogger
+from weft_client.cookbook import MOST_NAMES, WeftLogger
 from weft_client.errors import BadRequest, NotAllowed, NotAuthenticated, NotThere, ServiceUnavailable, WeftClientError
 from weft_client.models import GateState
 from weft_client.streams import Accepted, Done, Tokens
@@ -222,6 +222,34 @@ async def test_the_client_without_asyncio_and_the_cookbooks_logger_record_alike(
     assert [(one.step, one.value) for one in found.values] == [(3, 0.5), (4, 1.0)]
     assert [one.value for one in (await weft.runs.metric(run, "loss")).values] == [None]
     assert "not recorded" in caplog.text
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["before", "by another logger"])
+async def test_the_cookbooks_logger_records_the_names_for_which_the_run_has_room(
+    cats, dogs, weft: AsyncWeft, caplog: pytest.LogCaptureFixture, is_new: bool
+) -> None:
+    """A script that goes on after its end has a new logger."""
+    run, theirs = await cats.run(), await dogs.run()
+    first = {f"m{number}": 1.0 for number in range(MOST_NAMES - 1)}
+
+    def log() -> None:
+        with Weft(cats.service.url, cats.key, retries=0) as client:
+            logger = WeftLogger(run, client)
+            logger.log_metrics(first, step=1)
+            if is_new:
+                logger = WeftLogger(run, client)
+            for step in (2, 3):
+                logger.log_metrics({"late": 1.0, "later": 2.0, **first}, step=step)
+        with Weft(cats.service.url, dogs.key, retries=0) as client:
+            WeftLogger(theirs, client).log_metrics({f"m{number}": 1.0 for number in range(MOST_NAMES + 5)}, step=1)
+
+    await asyncio.to_thread(log)
+    assert (await weft.runs.get(run)).metrics == [*sorted(first), "late"]
+    for name, steps in (("m0", [1, 2, 3]), ("late", [2, 3]), ("later", [])):
+        assert [one.step for one in (await weft.runs.metric(run, name)).values] == steps, name
+    assert [one for one in caplog.messages if "later" in one] == [caplog.messages[0]]
+    async with AsyncWeft(dogs.service.url, dogs.key, retries=0) as beside:
+        assert len((await beside.runs.get(theirs)).metrics) == MOST_NAMES
 
 
 # --- what is sent again, by a server that fails as it is told -------------------------------------------------------------

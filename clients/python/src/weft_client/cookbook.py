@@ -10,12 +10,14 @@ from math import isfinite
 from typing import Any
 from urllib.parse import quote
 
-from weft_client.errors import WeftClientError
+from weft_client.errors import BadRequest, WeftClientError
 from weft_client.synchronous import Weft
 
 MOST_VALUES = 2000
 """Values of one request."""
 LONGEST_NAME = 100
+MOST_NAMES = 200
+"""Names of one run's metrics."""
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,8 @@ class WeftLogger:
         self._weft = weft or Weft()
         self._is_own = weft is None
         self._step = 0
+        self._refused: set[str] = set()
+        """Names for which the run has no room."""
 
     def log_hparams(self, config: Any) -> None:
         """Do nothing: weft keeps a run's own settings."""
@@ -40,12 +44,27 @@ class WeftLogger:
         """Record the numbers among ``metrics`` at ``step``, by default the step after the last."""
         self._step = self._step + 1 if step is None else step
         numbers = _numbers(metrics)
-        names = iter(numbers)
+        names = iter([name for name in numbers if name not in self._refused])
         while some := list(islice(names, MOST_VALUES)):
             try:
-                self._weft.runs.add_metrics(self._run, {self._step: {name: numbers[name] for name in some}})
+                self._record({name: numbers[name] for name in some})
             except WeftClientError as error:
                 log.warning("metrics of step %d were not recorded: %s", self._step, error)
+
+    def _record(self, numbers: Mapping[str, float | None]) -> None:
+        """Record the numbers at the step. If the run has no room for all names, record those for which it has."""
+        try:
+            self._weft.runs.add_metrics(self._run, {self._step: numbers})
+        except BadRequest as error:
+            known = self._weft.runs.get(self._run).metrics
+            new = [name for name in numbers if name not in known]
+            refused = set(new[max(0, MOST_NAMES - len(known)) :])
+            if not refused:
+                raise
+            if fitting := {name: number for name, number in numbers.items() if name not in refused}:
+                self._weft.runs.add_metrics(self._run, {self._step: fitting})
+            self._refused |= refused
+            log.warning("metrics of these names are not recorded: %s: %s", ", ".join(sorted(refused)), error)
 
     def enable_event_steps(self) -> None:
         """Do nothing: a value is recorded under its own step, in whatever order they come."""

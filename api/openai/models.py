@@ -1,6 +1,7 @@
 """``/v1/models``: every name that a tenant may send as ``model``, and the weights that a name stands for."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from fastapi import APIRouter
@@ -15,6 +16,7 @@ from contracts.ids import CheckpointId, RunId, TenantId
 from contracts.paths import Segment, parse_path
 from store.sampled_bases import check_can_be_sampled
 from store.tables import Run
+from tenants.audit_log import ANOTHER_TENANT
 from tenants.checkpoint_lists import CheckpointFilter, list_checkpoints
 from tenants.checkpoints import path_of, sampled_runs
 from tenants.followed_versions import followed_version
@@ -37,6 +39,8 @@ class NamedModel:
     - A ``tinker://`` path: ``path`` and ``version`` are set, and the version never changes. ``shared_by``: its tenant.
     - A run's id: ``run`` is set, and ``version`` is the one that its samplers follow now.
     - A served base model: neither is set.
+
+    ``created_at``: when the checkpoint or the run was made, None for a base.
     """
 
     name: str
@@ -45,6 +49,7 @@ class NamedModel:
     path: str | None = None
     run: RunId | None = None
     shared_by: TenantId | None = None
+    created_at: datetime | None = None
 
 
 def _sampled(services: ApiServices, run: Run) -> str:
@@ -64,7 +69,8 @@ async def named_model(services: ApiServices, caller: Principal, name: str) -> Na
             checkpoint, run = await find_readable(session, caller.reach, path, services.runtime.clock)
             base = _sampled(services, run)
             owner = TenantId(checkpoint.tenant_id)
-            return NamedModel(name, base, version=CheckpointId(checkpoint.id), path=str(path), shared_by=owner)
+            version, made = CheckpointId(checkpoint.id), checkpoint.created_at
+            return NamedModel(name, base, version=version, path=str(path), shared_by=owner, created_at=made)
         try:
             run = await get_run(session, caller.reach, name)
         except NotFound:
@@ -74,7 +80,7 @@ async def named_model(services: ApiServices, caller: Principal, name: str) -> Na
             ) from None
         run_id = RunId(run.id)
         version = await version_of_run(services, session, caller, run_id)
-        return NamedModel(name, _sampled(services, run), version=version, run=run_id)
+        return NamedModel(name, _sampled(services, run), version=version, run=run_id, created_at=run.created_at)
 
 
 async def version_of_run(services: ApiServices, session: AsyncSession, caller: Principal, run: RunId) -> CheckpointId:
@@ -103,9 +109,13 @@ async def list_models(caller: SampleReader, services: Services) -> dict[str, Any
 async def describe_model(caller: SampleReader, services: Services, name: PathId) -> dict[str, Any]:
     """Describe one model by its name. Raises ``NotFound``."""
     found = await named_model(services, caller, name)
+    if found.created_at is None:
+        return _model(found.name, "weft", 0)
+    created = int(found.created_at.timestamp())
+    if found.shared_by not in (None, caller.tenant):
+        return _model(found.name, ANOTHER_TENANT, created)
     async with services.runtime.database.read() as session:
-        owner = await tenant_name(session, caller.tenant)
-    return _model(found.name, "weft" if found.version is None else owner, 0)
+        return _model(found.name, await tenant_name(session, caller.tenant), created)
 
 
 def _model(name: str, owner: str, created: int) -> dict[str, Any]:

@@ -5,14 +5,13 @@ from tests.api.conftest import BASE, Tenant
 
 
 async def owners(tenant: Tenant) -> dict[str, str]:
-    """Owner of each model that the tenant is shown, by the list and one by one."""
+    """Owner of each model that the tenant is shown; one by one a model is described as by the list."""
     address = f"{tenant.service.url}/v1/models"
     listed = (await tenant.http.get(address)).raise_for_status().json()["data"]
-    found = {one["id"]: one["owned_by"] for one in listed}
-    for name, owner in found.items():
-        shown = (await tenant.http.get(f"{address}/{name}")).raise_for_status().json()
-        assert shown["owned_by"] == owner, name
-    return found
+    for one in listed:
+        shown = (await tenant.http.get(f"{address}/{one['id']}")).raise_for_status().json()
+        assert shown == one
+    return {one["id"]: one["owned_by"] for one in listed}
 
 
 async def test_a_model_is_owned_by_its_tenants_name(cats: Tenant, dogs: Tenant) -> None:
@@ -36,3 +35,16 @@ async def test_a_run_that_nothing_can_be_sampled_from_is_not_listed(cats: Tenant
         await tenant.checkpoint(run, "best", segment=Segment.SAMPLER_WEIGHTS)
         assert set(await owners(tenant)) == {BASE, run, f"tinker://{run}/sampler_weights/best"}
     assert (await cats.http.get(f"{cats.service.url}/v1/models/{bare}")).status_code == 404
+
+
+async def test_a_published_checkpoint_is_told_as_another_tenants(cats: Tenant, dogs: Tenant) -> None:
+    """Its tenant's name is not told; its own tenant reads it as before."""
+    run = await cats.run()
+    await cats.checkpoint(run, "best", segment=Segment.SAMPLER_WEIGHTS)
+    (await cats.http.post(f"/training_runs/{run}/checkpoints/sampler_weights/best/publish")).raise_for_status()
+    shown = []
+    for tenant in (cats, dogs):
+        answer = await tenant.http.get(f"{tenant.service.url}/v1/models/tinker://{run}/sampler_weights/best")
+        shown.append(answer.raise_for_status().json())
+    assert [one["owned_by"] for one in shown] == ["cats", "another tenant"]
+    assert [one["created"] for one in shown] == [int(cats.service.clock().timestamp())] * 2

@@ -5,7 +5,7 @@ from pydantic_settings import BaseSettings
 
 
 class WebhookSettings(BaseSettings):
-    """Whether tenants' webhooks are sent, and which addresses they may reach."""
+    """Settings of webhooks: whether they are sent, and which addresses they may reach."""
 
     webhook_networks: tuple[IPvAnyNetwork, ...] = Field(
         default=(),

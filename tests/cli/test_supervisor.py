@@ -212,7 +212,7 @@ async def test_logs_in_json_go_to_standard_error_one_object_a_line(capfd: pytest
 async def test_a_child_whose_own_process_holds_its_output_open_is_started_again_and_keeps_no_stop_waiting(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """As a worker's process that waits for a disk which does not answer."""
+    """The process stands for a worker's own that waits for a disk."""
     pids = tmp_path / "pids"
     holds = f"""
 import subprocess

@@ -38,7 +38,7 @@ async def test_a_run_that_nothing_can_be_sampled_from_is_not_listed(cats: Tenant
 
 
 async def test_a_published_checkpoint_is_told_as_another_tenants(cats: Tenant, dogs: Tenant) -> None:
-    """Its tenant's name is not told; its own tenant reads it as before."""
+    """The name of the tenant that published it is not told; that tenant reads it as before."""
     run = await cats.run()
     await cats.checkpoint(run, "best", segment=Segment.SAMPLER_WEIGHTS)
     (await cats.http.post(f"/training_runs/{run}/checkpoints/sampler_weights/best/publish")).raise_for_status()

@@ -2,11 +2,12 @@
 
 from datetime import datetime, timedelta
 
-from sqlalchemy import case, select, update
+from sqlalchemy import case, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from store.inserts import dialect_insert
 from store.tables import ServicePresence
+from tenants.clock_steps import SMALLEST, mend_times_ahead
 
 _THE_ROW = 1
 _NOTES = 12
@@ -22,9 +23,18 @@ def note_interval(session_timeout: timedelta) -> timedelta:
 
 
 async def note_presence(session: AsyncSession, *, now: datetime, session_timeout: timedelta) -> None:
-    """Record that clients can reach this process now. After a few missed notes, the service is back from a silence."""
+    """Record that clients can reach this process now. After a few missed notes, the service is back from a silence.
+
+    A last note that lies ahead is that of a clock which was set back: what it has left ahead is mended.
+    """
+    ahead = select(ServicePresence.present_at).where(ServicePresence.present_at > now + SMALLEST).with_for_update()
+    was_at = await session.scalar(ahead)
+    if was_at is not None:
+        await mend_times_ahead(session, was_at=was_at, now=now)
     insert = dialect_insert(session, ServicePresence).values(number=_THE_ROW, present_at=now, back_at=now)
-    is_back = ServicePresence.present_at < now - _MISSED * note_interval(session_timeout)
+    is_back = or_(
+        ServicePresence.present_at < now - _MISSED * note_interval(session_timeout), ServicePresence.back_at > now
+    )
     await session.execute(
         insert.on_conflict_do_update(
             index_elements=[ServicePresence.number],

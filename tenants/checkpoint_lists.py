@@ -4,12 +4,13 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, and_, func, not_, select
+from sqlalchemy import ColumnElement, and_, exists, func, not_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import defer
 
 from contracts.ids import TenantId
 from contracts.paths import Segment
+from store.batcher import few_lengths
 from store.clock import Clock
 from store.tables import Checkpoint, Run
 from tenants.checkpoints import is_unexpired, reached
@@ -32,6 +33,8 @@ class CheckpointFilter:
     name: str | None = None
     public: bool | None = None
     expires_before: datetime | None = None
+    bases: Collection[str] | None = None
+    """Base models of the checkpoints' runs."""
 
     def conditions(self) -> list[ColumnElement[bool]]:
         """Return the conditions on rows."""
@@ -50,6 +53,9 @@ class CheckpointFilter:
             wanted.append(Checkpoint.public.is_(self.public))
         if self.expires_before is not None:
             wanted.append(Checkpoint.expires_at < self.expires_before)
+        if self.bases is not None:
+            of_bases = Run.base_model.in_(few_lengths(sorted(self.bases)))
+            wanted.append(exists().where(Run.id == Checkpoint.run_id, of_bases))
         return wanted
 
 

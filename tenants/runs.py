@@ -219,43 +219,53 @@ async def open_run_within_limit(transaction: AsyncSession, tenant: TenantId, run
 
 
 async def list_runs(
-    session: AsyncSession, owner: Owner, *, limit: int, offset: int, after: Place | None = None
+    session: AsyncSession,
+    owner: Owner,
+    *,
+    limit: int,
+    offset: int,
+    after: Place | None = None,
+    bases: Collection[str] | None = None,
 ) -> tuple[list[Run], int]:
     """Return a page of the owner's runs, newest first, without what their users tell of them, and the total of all.
 
-    The page begins behind ``after``.
+    The page begins behind ``after``. ``bases``: runs of these base models alone.
     """
     told = (defer(Run.user_metadata, raiseload=True), defer(Run.metric_names, raiseload=True))
-    page = _newest_runs(owner, after).options(*told).limit(limit).offset(offset)
-    return list(await session.scalars(page)), await total_runs(session, owner)
+    page = _newest_runs(owner, after, bases).options(*told).limit(limit).offset(offset)
+    return list(await session.scalars(page)), await total_runs(session, owner, bases)
 
 
-async def total_runs(session: AsyncSession, owner: Owner) -> int:
-    """Count the owner's runs, in any state."""
-    return await session.scalar(select(func.count()).select_from(Run).where(*_owned(owner))) or 0
+async def total_runs(session: AsyncSession, owner: Owner, bases: Collection[str] | None = None) -> int:
+    """Count the owner's runs, in any state. ``bases``: those of these base models alone."""
+    return await session.scalar(select(func.count()).select_from(Run).where(*_owned(owner, bases))) or 0
 
 
 async def run_pages(
-    session: AsyncSession, owner: Owner, *, limit: int, offset: int = 0
+    session: AsyncSession, owner: Owner, *, limit: int, offset: int = 0, bases: Collection[str] | None = None
 ) -> AsyncIterator[Sequence[Run]]:
-    """Iterate over at most ``limit`` of the owner's runs behind the newest ``offset``, newest first, in pages."""
+    """Iterate over at most ``limit`` of the owner's runs behind the newest ``offset``, newest first, in pages.
+
+    ``bases``: runs of these base models alone.
+    """
     after: Place | None = None
     while limit > 0:
         most = min(_PAGE, limit)
-        rows = (await session.scalars(_newest_runs(owner, after).limit(most).offset(offset))).all()
+        rows = (await session.scalars(_newest_runs(owner, after, bases).limit(most).offset(offset))).all()
         yield rows
         if len(rows) < most:
             return
         after, offset, limit = Place.of(rows[-1]), 0, limit - most
 
 
-def _owned(owner: Owner) -> list[ColumnElement[bool]]:
-    return [Run.tenant_id == tenant_of(owner), *within(owner, Run.session_id)]
+def _owned(owner: Owner, bases: Collection[str] | None = None) -> list[ColumnElement[bool]]:
+    of_bases = [] if bases is None else [Run.base_model.in_(few_lengths(sorted(bases)))]
+    return [Run.tenant_id == tenant_of(owner), *within(owner, Run.session_id), *of_bases]
 
 
-def _newest_runs(owner: Owner, after: Place | None) -> Select[Run]:
+def _newest_runs(owner: Owner, after: Place | None, bases: Collection[str] | None) -> Select[Run]:
     place = behind(Run.created_at, Run.id, after)
-    return select(Run).where(*_owned(owner), *place).order_by(Run.created_at.desc(), Run.id)
+    return select(Run).where(*_owned(owner, bases), *place).order_by(Run.created_at.desc(), Run.id)
 
 
 async def set_run_state(transaction: AsyncSession, tenant: TenantId, run_id: str, state: RunState) -> None:

@@ -90,11 +90,16 @@ async def version_of_run(services: ApiServices, session: AsyncSession, caller: P
 
 @router.get("/models")
 async def list_models(caller: SampleReader, services: Services) -> dict[str, Any]:
-    """List the served base models, those of the caller's newest runs that can be sampled, and its newest checkpoints."""
+    """List the served base models, those of the caller's newest runs that can be sampled, and its newest checkpoints.
+
+    A run or a checkpoint of a base that is not served cannot be sampled and is left out.
+    """
     async with services.runtime.database.survey() as session:
-        runs, _ = await list_runs(session, caller.reach, limit=_MOST_LISTED, offset=0)
+        runs, _ = await list_runs(session, caller.reach, limit=_MOST_LISTED, offset=0, bases=services.bases)
         sampled = await sampled_runs(session, caller.tenant, [run.id for run in runs], services.runtime.clock)
-        which = CheckpointFilter(caller.reach, services.runtime.clock(), (Segment.SAMPLER_WEIGHTS,))
+        which = CheckpointFilter(
+            caller.reach, services.runtime.clock(), (Segment.SAMPLER_WEIGHTS,), bases=services.bases
+        )
         checkpoints = await list_checkpoints(session, which, limit=_MOST_LISTED)
         owner = await tenant_name(session, caller.tenant)
     found = [_model(name, "weft", 0) for name in services.bases]

@@ -32,13 +32,16 @@ class ModelChoice:
 async def model_choices(caller: Principal, services: ApiServices) -> dict[str, list[ModelChoice]]:
     """Return the caller's newest adapters and versions and the served bases, by the headings of their groups.
 
-    A run without sampler weights cannot be sampled and is left out.
+    A run without sampler weights, or of a base that is not served, cannot be sampled and is left out.
     """
     async with services.runtime.database.survey() as session:
-        newest = [run async for some in run_pages(session, caller.reach, limit=_SHOWN) for run in some]
+        pages = run_pages(session, caller.reach, limit=_SHOWN, bases=services.bases)
+        newest = [run async for some in pages for run in some]
         ready = await sampled_runs(session, caller.tenant, {run.id for run in newest}, services.runtime.clock)
         runs = [run for run in newest if run.id in ready]
-        which = CheckpointFilter(caller.reach, services.runtime.clock(), (Segment.SAMPLER_WEIGHTS,))
+        which = CheckpointFilter(
+            caller.reach, services.runtime.clock(), (Segment.SAMPLER_WEIGHTS,), bases=services.bases
+        )
         saved = await list_checkpoints(session, which, limit=_SHOWN)
         facts = await version_facts(session, caller.reach, [one.id for one in saved])
         missing = {one.run_id for one in saved} - {run.id for run in runs}

@@ -1,7 +1,11 @@
 """The list of models: each tenant's own beside the bases, with the owner that the SDK's lists name."""
 
+from sqlalchemy import update
+
 from contracts.paths import Segment
+from store.tables import Run
 from tests.api.conftest import BASE, Tenant
+from tests.api.dashboard.visits import visitor
 
 
 async def owners(tenant: Tenant) -> dict[str, str]:
@@ -48,3 +52,24 @@ async def test_a_published_checkpoint_is_told_as_another_tenants(cats: Tenant, d
         shown.append(answer.raise_for_status().json())
     assert [one["owned_by"] for one in shown] == ["cats", "another tenant"]
     assert [one["created"] for one in shown] == [int(cats.service.clock().timestamp())] * 2
+
+
+async def test_models_of_a_base_that_is_no_longer_served_are_not_listed(cats: Tenant, dogs: Tenant) -> None:
+    """Each request that names one is answered 400. Those of a served base are listed, however many newer ones there are."""
+    for tenant in (cats, dogs):
+        session = await tenant.session()
+        kept = await tenant.run(session=session)
+        await tenant.checkpoint(kept, "best", segment=Segment.SAMPLER_WEIGHTS)
+        for number in range(1, 102):
+            gone = await tenant.run(session=session, model_seq_id=number)
+            await tenant.checkpoint(gone, "best", segment=Segment.SAMPLER_WEIGHTS)
+        async with tenant.service.database.write() as transaction:
+            await transaction.execute(
+                update(Run).where(Run.tenant_id == tenant.id, Run.id != kept).values(base_model="test/away")
+            )
+        assert set(await owners(tenant)) == {BASE, kept, f"tinker://{kept}/sampler_weights/best"}
+        refused = await tenant.http.get(f"{tenant.service.url}/v1/models/{gone}")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unknown_base_model")
+        async with visitor(tenant.service, tenant.key) as http:
+            shown = (await http.get("/ui/playground")).text
+        assert (kept in shown, gone in shown) == (True, False)

@@ -120,9 +120,13 @@ def _room(connection: Connection, settings: Settings, alive: int) -> Finding:
 def _clock(connection: Connection) -> Finding:
     now: datetime = connection.scalars(select(func.clock_timestamp())).one()
     skew = utc_now() - now
-    told = f"{abs(skew.total_seconds()):.1f} s {'before' if skew > timedelta(0) else 'behind'} the database's"
+    told = f"{abs(skew.total_seconds()):.1f} s {'ahead of' if skew > timedelta(0) else 'behind'} the database's"
     if abs(skew) > _LARGE_SKEW:
-        advice = "leases do not mind, expiries and timeouts are off by as much: synchronise it"
+        # Processes of a cluster have ``DatabaseClock``.
+        advice = (
+            "leases, expiries and timeouts go by the database's time; logs, traces and times that `weft` commands write here, "
+            "such as the end of a key, are off by as much: synchronise it"
+        )
         return Finding("clock", True, f"{told}; {advice}", advises=True)
     return Finding("clock", True, told)
 

@@ -109,6 +109,16 @@ def test_a_cluster_on_another_databases_folder_is_told(look: Examine, tmp_path: 
     assert (found.is_well, "belongs to another database" in found.text) == (False, True)
 
 
+@pytest.mark.parametrize(("seconds", "told"), [(60, "ahead of"), (-60, "behind")])
+def test_a_clock_that_is_off_is_told_with_what_goes_by_it(
+    look: Examine, monkeypatch: pytest.MonkeyPatch, seconds: float, told: str
+) -> None:
+    monkeypatch.setattr("cli.doctor_cluster.utc_now", lambda: utc_now() + timedelta(seconds=seconds))
+    found = look()["clock"]
+    assert (found.mark, f" s {told} the database's" in found.text) == ("note", True)
+    assert "leases, expiries and timeouts go by the database's time" in found.text
+
+
 def test_redis_without_postgresql_is_no_cluster(look: Examine) -> None:
     found = look(database_url=None)
     assert not found["cluster"].is_well

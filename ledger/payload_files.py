@@ -15,7 +15,6 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TypeVar, cast
 from uuid import UUID
 from weakref import WeakValueDictionary
@@ -168,9 +167,7 @@ class PayloadFiles:
 
     def _written_before(self, folder: str, seconds: float) -> list[str]:
         """Return the operations of the folder's files that have not changed for so long, by the clock that dates the files."""
-        found = []
-        with TemporaryFile(dir=self._folder.path(PAYLOADS)) as newest:
-            now = os.fstat(newest.fileno()).st_mtime
+        found, now = [], self._folder.now(PAYLOADS)
         with os.scandir(self._folder.path(folder)) as entries:
             for entry in entries:
                 # A file may be removed meanwhile.

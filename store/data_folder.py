@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 
 class DataFolder:
@@ -30,8 +31,16 @@ class DataFolder:
         """Return the first ``most`` folders in ``parent`` whose paths come after ``after``, in order of their paths."""
         return heapq.nsmallest(most, (folder for folder in self._folders(parent) if folder > after))
 
+    def now(self, parent: str) -> float:
+        """Return the time in seconds since the epoch by the clock that dates what is written in ``parent``.
+
+        A file system on another machine has that machine's clock. Raises ``OSError``.
+        """
+        with TemporaryFile(dir=self.path(parent)) as newest:
+            return os.fstat(newest.fileno()).st_mtime
+
     def unchanged(self, folders: Iterable[str], *, since: float) -> list[str]:
-        """Return those of the folders that are there and were last changed before ``since``, in seconds since the epoch."""
+        """Return those of the folders that are there and were last changed before ``since`` (see ``now``)."""
         found = []
         for folder in folders:
             with suppress(FileNotFoundError):

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from datetime import timedelta
-from time import time
 
 from ledger.runtime import Runtime
 from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS
@@ -71,11 +70,12 @@ class FolderRemoval:
         and removing the folder. A trainer that dies leaves its record. Folders changed within the last day stay, since some
         process may be about to record them.
         """
-        oldest = time() - _SETTLED_SECONDS
         removed, folder = 0, self._runtime.data_folder
         place = _PARENTS.index(after.partition("/")[0] or CHECKPOINTS)
         parent, further = _PARENTS[place], _PARENTS[place + 1 :]
         seen = await asyncio.to_thread(folder.folders_after, parent, after, most=_LOOKED_AT)
+        # A host whose clock is ahead would take folders that are just being written for old ones.
+        oldest = await asyncio.to_thread(folder.now, parent) - _SETTLED_SECONDS if seen else 0.0
         for begin in range(0, len(seen), _ASKED_AT_ONCE):
             some = await asyncio.to_thread(folder.unchanged, seen[begin : begin + _ASKED_AT_ONCE], since=oldest)
             async with self._runtime.database.read() as session:

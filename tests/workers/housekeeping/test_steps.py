@@ -10,6 +10,7 @@ from sqlalchemy import select, update
 from contracts.ids import CheckpointId, RequestId
 from contracts.losses import LossName
 from ledger.work_in_hand import WorkInHand, keep_record
+from store.data_folder import DataFolder
 from store.tables import ProcessKind, Run, RunState, Session, VersionCommand
 from tenants.checkpoints import directory_of
 from tenants.run_directives import RunDirective, direct_run, standing_directive
@@ -89,6 +90,22 @@ async def test_silent_session_ends_and_a_training_one_goes_on(house: House) -> N
         rows = (await session.execute(select(Session.id, Session.end_reason))).all()
         ended = {row.id: row.end_reason for row in rows}
     assert ended == {silent: "timed_out", training: None}
+
+
+async def test_a_folder_is_old_by_its_file_systems_clock_and_not_by_the_hosts(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker whose clock is two days ahead removes nothing that is being written; what is old goes."""
+    begun, left, day = "checkpoints/.cats.begun", "checkpoints/.dogs.left", 86400
+    for name in (begun, left):
+        house.folder.path(name).mkdir(parents=True)
+    dated = house.folder.now("checkpoints")
+    assert abs(dated - house.folder.path(left).stat().st_mtime) < 60
+    monkeypatch.setattr(DataFolder, "now", lambda *_: dated - 2 * day)
+    os.utime(house.folder.path(begun), (0, dated - 2 * day))
+    os.utime(house.folder.path(left), (0, dated - 4 * day))
+    assert (await FolderRemoval(house.runtime).remove_orphans()).handled == 1
+    assert (house.folder.path(begun).exists(), house.folder.path(left).exists()) == (True, False)
 
 
 async def test_orphans_go_in_batches_that_begin_where_the_last_one_ended(

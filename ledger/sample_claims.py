@@ -41,6 +41,9 @@ from tenants.rate_lines import is_held, next_of_lines
 from tenants.rates import COLUMNS, Meter, rate_joined, rates, seconds_to_wait
 from tenants.shares import weight
 
+Claim = tuple[RequestId, int]
+"""A sample and the number of one of its claims, the claim's fencing token."""
+
 MOST_TENANTS = 256
 """Most tenants whose waiting samples are read by one query. The next query goes on behind the last of them."""
 _AT_ONCE = 512
@@ -145,7 +148,7 @@ _CLAIM = (
         )
     )
     .values(taken_by=bindparam("process"), claims=operations.c.claims + 1)
-    .returning(operations.c.id)
+    .returning(operations.c.id, operations.c.claims)
 )
 
 _GIVE_BACK = (
@@ -155,6 +158,7 @@ _GIVE_BACK = (
         IS_PENDING,
         IS_SAMPLE,
         operations.c.taken_by == bindparam("process"),
+        operations.c.claims == bindparam("claim"),
     )
     .values(taken_by=None, held_by=bindparam("gate"))
 )
@@ -251,19 +255,27 @@ async def waiting_samples(
     return WaitingSamples(found, seconds_to_lines)
 
 
-async def claim_samples(transaction: AsyncSession, ids: Sequence[RequestId], *, process: str) -> list[RequestId]:
-    """Claim those of the samples for ``process`` that are still unclaimed, and return their ids."""
+async def claim_samples(transaction: AsyncSession, ids: Sequence[RequestId], *, process: str) -> list[Claim]:
+    """Claim those of the samples for ``process`` that are still unclaimed, and return their claims."""
     if not ids:
         return []
     claimed = await transaction.execute(_CLAIM, {"ids": few_lengths(sorted(ids)), "process": process})
-    return list(claimed.scalars())
+    return [(row.id, row.claims) for row in claimed]
 
 
 async def give_back(
-    transaction: AsyncSession, ids: Sequence[RequestId], *, process: str, gate: RunId | None = None
+    transaction: AsyncSession, claims: Collection[Claim], *, process: str, gate: RunId | None = None
 ) -> None:
-    """Return samples that ``process`` has claimed, for any process to claim; those that ``gate`` holds once it is open."""
-    await transaction.execute(_GIVE_BACK, {"ids": few_lengths(sorted(ids)), "process": process, "gate": gate})
+    """Return samples that ``process`` has by these claims, for any process to claim; those that ``gate`` holds once it is open.
+
+    A sample that has been claimed anew stays with the newer claim, so that the call may be repeated.
+    """
+    by_number: dict[int, list[RequestId]] = {}
+    for sample, number in claims:
+        by_number.setdefault(number, []).append(sample)
+    for number, ids in sorted(by_number.items()):
+        keys = {"ids": few_lengths(sorted(ids)), "process": process, "claim": number, "gate": gate}
+        await transaction.execute(_GIVE_BACK, keys)
 
 
 async def hold_waiting(transaction: AsyncSession, ids: Sequence[RequestId], gate: RunId) -> None:

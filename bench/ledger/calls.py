@@ -184,8 +184,8 @@ class LedgerCalls:
     async def _claim_samples(self) -> None:
         wanted = await self._waiting_samples()
         async with self._undone() as transaction:
-            await claim_samples(transaction, wanted[:64], process="a pool")
-            await give_back(transaction, wanted[:64], process="a pool", gate=self._any_lane()[1])
+            claims = await claim_samples(transaction, wanted[:64], process="a pool")
+            await give_back(transaction, claims, process="a pool", gate=self._any_lane()[1])
             await gates_that_hold(transaction, BASE_MODEL)
             await release_held(transaction, BASE_MODEL, [self._any_lane()[1]])
 

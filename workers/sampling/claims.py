@@ -7,6 +7,7 @@ room for it once the gate opens, that too is given back, with its tokens.
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from ledger.cancellation import OfOperation
 from ledger.runtime import Runtime
 from ledger.sample_claims import (
     MOST_TENANTS,
+    Claim,
     WaitingSample,
     WaitingSamples,
     claim_samples,
@@ -45,6 +47,8 @@ from workers.leases.pools import PoolHeartbeat
 from workers.leases.processes import some_pool_has_replicas
 from workers.sampling.gate_cache import GateCache
 from workers.sampling.router import RoutedReplica, Router
+
+log = logging.getLogger(__name__)
 
 _FAILED_OF_EACH = 16
 _FEWEST_OF_EACH = 4
@@ -90,10 +94,13 @@ class SampleClaims:
         self._fairness = Fairness()
         self._held: Counter[str] = Counter()
         """Room that each tenant's samples fill."""
-        self._costs: dict[RequestId, int] = {}
-        self._waiting: set[RequestId] = set()
-        """Samples that take no room, from when they begin to wait here until they go on or have ended."""
-        self._unread: set[RequestId] = set()
+        self._costs: dict[Claim, int] = {}
+        self._waiting: set[Claim] = set()
+        """Samples that take no room, from when they begin to wait here until they go on or have ended.
+
+        Told by their claims: a sample that is being given back may be claimed again before that is through.
+        """
+        self._unread: set[Claim] = set()
         """Samples that are claimed and whose payloads could not be read."""
         self._gate_of: dict[str, RunId] = {}
         """Gate that has held a sample of a lane, while it is closed."""
@@ -188,17 +195,17 @@ class SampleClaims:
         claimed: list[ReadyOperation] = []
         try:
             async with self._runtime.database.write() as transaction:
-                ids = await claim_samples(transaction, [one.id for one in chosen], process=self._process)
-                loaded = await self._runtime.ledger.load(transaction, ids) if ids else []
+                claims = await claim_samples(transaction, [one.id for one in chosen], process=self._process)
+                loaded = await self._runtime.ledger.load(transaction, [one for one, _ in claims]) if claims else []
             # Only what is committed takes room: nobody would free the room of the others.
             claimed = loaded
-            self._unread |= set(ids) - {operation.id for operation in loaded}
+            self._unread |= set(claims) - {_claim_of(operation) for operation in loaded}
         finally:
-            mine = {operation.id for operation in claimed}
+            mine = {operation.id: _claim_of(operation) for operation in claimed}
             for sample in chosen:
                 if sample.id in mine:
                     self._held[sample.tenant] += 1
-                    self._costs[sample.id] = sample.cost
+                    self._costs[mine[sample.id]] = sample.cost
                 else:
                     # Another process was first, or the database went away.
                     self._fairness = self._fairness.credit(sample.tenant, sample.cost)
@@ -206,17 +213,18 @@ class SampleClaims:
 
     def ended(self, operation: ReadyOperation, *, tokens: int) -> None:
         """Free the room of a sample that has ended or was given back; ``tokens`` are those that it took."""
-        if operation.id in self._waiting:
-            self._waiting.remove(operation.id)
+        claim = _claim_of(operation)
+        if claim in self._waiting:
+            self._waiting.remove(claim)
         else:
             self._free(operation.tenant)
-        cost = self._costs.pop(operation.id, 0)
+        cost = self._costs.pop(claim, 0)
         self._fairness = self._fairness.credit(operation.tenant, cost - tokens)
 
     def claimed_twice(self, operation: ReadyOperation) -> None:
         """Free the room that a second claim of a sample takes, which this process works on."""
         self._free(operation.tenant)
-        self._fairness = self._fairness.credit(operation.tenant, self._costs.get(operation.id, 0))
+        self._fairness = self._fairness.credit(operation.tenant, self._costs.pop(_claim_of(operation), 0))
 
     @property
     def may_wait(self) -> bool:
@@ -230,7 +238,7 @@ class SampleClaims:
         Raises ``HeldBack`` after the block if its tenant may have no more room: the sample waits in the ledger for its turn.
         """
         self._free(operation.tenant)
-        self._waiting.add(operation.id)
+        self._waiting.add(_claim_of(operation))
         try:
             yield
         except Unavailable as outage:
@@ -241,27 +249,34 @@ class SampleClaims:
         given, _ = hand_out({tenant: [_Seat()]}, self._held, Fairness(), seats=self._seats, shares=shares)
         if not given:
             raise HeldBack
-        self._waiting.remove(operation.id)
+        self._waiting.remove(_claim_of(operation))
         self._held[operation.tenant] += 1
 
     async def give_back(self, operation: ReadyOperation, gate: RunId | None) -> None:
-        """Return a claimed sample to the ledger, held by ``gate`` if that is given. Samples of one moment share a transaction."""
+        """Return a claimed sample to the ledger, held by ``gate`` if that is given. Samples of one moment share a transaction.
+
+        After ``Unavailable`` the call may be repeated: it returns nothing that has been claimed anew.
+        """
         await self._returns.ask(_Return(operation, gate))
 
     async def _return(self, returns: Sequence[_Return]) -> list[None]:
-        gates: dict[RunId | None, list[RequestId]] = {}
+        gates: dict[RunId | None, list[Claim]] = {}
         for one in returns:
-            gates.setdefault(one.gate, []).append(one.operation.id)
+            gates.setdefault(one.gate, []).append(_claim_of(one.operation))
             if one.gate is not None:
                 self._gate_of[one.operation.lane] = one.gate
         async with self._runtime.database.write() as transaction:
-            for gate, ids in gates.items():
-                await give_back(transaction, ids, process=self._process, gate=gate)
+            for gate, claims in gates.items():
+                await give_back(transaction, claims, process=self._process, gate=gate)
             if None in gates:
                 self._announce(transaction)
         # A gate may have opened before its samples were held by it.
         if gates.keys() - {None}:
-            await self.release_open()
+            try:
+                await self.release_open()
+            except Unavailable as outage:
+                # The samples are given back all the same. The next look at the gates releases them.
+                log.warning("%s", outage.message)
         return [None] * len(returns)
 
     async def release_open(self) -> None:
@@ -366,6 +381,10 @@ class SampleClaims:
 
     def _announce(self, transaction: AsyncSession) -> None:
         self._runtime.wakeups.announce_after_commit(transaction, sampling_topic(self._base_model))
+
+
+def _claim_of(operation: ReadyOperation) -> Claim:
+    return operation.id, operation.claim
 
 
 def _told(routed: RoutedReplica) -> ToldReplica:

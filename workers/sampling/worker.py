@@ -83,8 +83,8 @@ class SamplingWorker:
         """Tasks whose samples are dispatched or drawn now; the others record an outcome."""
         self._recording: set[asyncio.Task[object]] = set()
         """Tasks that record an outcome."""
-        self._leaving: set[str] = set()
-        """Samples that are being given back."""
+        self._leaving: set[asyncio.Task[object]] = set()
+        """Tasks that give their samples back. A sample may be claimed again before its task has ended."""
         self._claimed_again: dict[asyncio.Task[object], int] = {}
         """Number of the latest claim of a sample that this process has claimed again while the task works on it."""
         self._is_sweep_due = False
@@ -236,9 +236,10 @@ class SamplingWorker:
         while is_more and self._may_claim:
             operations, is_more = await self._claims.claim()
             for operation in operations:
-                if operation.id in self._in_flight and operation.id not in self._leaving:
+                working = self._in_flight.get(operation.id)
+                if working is not None and working not in self._leaving:
                     # Taken from this process while it was cut off from the database.
-                    self._claimed_again[self._in_flight[operation.id]] = operation.claim
+                    self._claimed_again[working] = operation.claim
                     self._claims.claimed_twice(operation)
                     continue
                 with working_on(operation):
@@ -263,21 +264,21 @@ class SamplingWorker:
     async def _serve(self, operation: ReadyOperation) -> None:
         """Run one sample and record its outcome, or give it back."""
         self._telemetry.claimed(operation)
-        tokens = 0
+        task, tokens = _this_task(), 0
         try:
             outcome = await self._outcome(operation)
             if outcome is not None:
                 tokens = tokens_used(operation, outcome)
                 await self._end(operation, outcome)
         except HeldBack as held:
-            self._leaving.add(operation.id)
-            await _until_available(partial(self._claims.give_back, operation, held.gate))
+            self._leaving.add(task)
+            await _until_available(partial(self._claims.give_back, self._held(operation), held.gate))
         finally:
             self._claims.ended(operation, tokens=tokens)
-            if self._in_flight.get(operation.id) is asyncio.current_task():
+            if self._in_flight.get(operation.id) is task:
                 del self._in_flight[operation.id]
-            self._claimed_again.pop(_this_task(), None)
-            self._leaving.discard(operation.id)
+            self._claimed_again.pop(task, None)
+            self._leaving.discard(task)
             if self._claims.left_some:
                 self._look_again.set()
 

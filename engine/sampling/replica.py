@@ -221,7 +221,7 @@ class SamplerReplica(Protocol):
         """
 
     async def unload(self, name: str) -> None:
-        """Drop the loaded version called ``name``. Requests that already use it end undisturbed."""
+        """Drop the loaded version called ``name``, if there is one. Requests that already use it end undisturbed."""
 
     async def sleep(self) -> None:
         """Free the accelerator's memory; running sequences are cut. Raises ``WeftError`` when the replica cannot sleep."""

@@ -47,13 +47,13 @@ async def withdraw(router: Router, attempts: OpenAttempts, version: CheckpointId
     """
     if any(attempt.uses(version) for attempt in attempts):
         raise EngineFailure("samples draw from it")
-    for routed in router.replicas:
-        if version in routed.adapters:
-            try:
-                await routed.replica.unload(version)
-            except EngineFailure as failure:
-                log.warning("replica=%s could not forget version=%s: %s", routed.name, version, failure.message)
-                await router.check(routed)
-                # A replica that is gone reads nothing, and has no version loaded when it is started again.
-                if routed.is_alive:
-                    raise
+    for routed in list(router.replicas):
+        # The router's memory of versions does not tell: it is bounded, and cleared when a replica answers again.
+        try:
+            await routed.replica.unload(version)
+        except EngineFailure as failure:
+            log.warning("replica=%s could not forget version=%s: %s", routed.name, version, failure.message)
+            await router.check(routed)
+            # A replica that is gone reads nothing, and has no version loaded when it is started again.
+            if routed.is_alive:
+                raise

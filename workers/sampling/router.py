@@ -65,7 +65,10 @@ class RoutedReplica:
     cannot_sleep: bool = False
     """True once the replica has refused to sleep, until it is no longer told to, or starts anew."""
     adapters: OrderedDict[str, RunId | None] = field(default_factory=OrderedDict)
-    """Run of each version that was asked for on the replica, the least recently used version first."""
+    """Run of each version that was lately asked for on the replica, the least recently used version first.
+
+    Says where samples go. It does not say what is loaded: it is bounded, and cleared when the replica answers again.
+    """
 
     @property
     def name(self) -> str:

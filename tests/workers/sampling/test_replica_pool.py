@@ -18,7 +18,8 @@ from store.clock import utc_now
 from tenants.replica_directives import ReplicaDirective, StandingDirective
 from tests.engine.sampling.conftest import QWEN_TARGETS, make_adapter
 from tests.engine.sampling.vllm.scripted import SERVED, ScriptedServer, scripted_server
-from workers.sampling.publishing import prepare
+from workers.sampling.open_attempts import OpenAttempts
+from workers.sampling.publishing import prepare, withdraw
 from workers.sampling.replica_pool import ReplicaPool, _ReplicaWatch
 from workers.sampling.router import Affinity, Router
 
@@ -198,6 +199,35 @@ async def test_a_version_is_loaded_only_where_its_run_is_sampled(two: TwoReplica
     await prepare(two.router, CAT, CheckpointId(new.name), new.directory)
     assert (await sampled.replica.health()).adapters == (new.name,)
     assert (await other.replica.health()).adapters == ()
+
+
+def _misses_a_look(router: Router) -> None:
+    for routed in router.replicas:
+        router.mark(routed, is_alive=False)
+        router.mark(routed, is_alive=True)
+
+
+def _is_asked_for_many_versions(router: Router) -> None:
+    for routed in router.replicas:
+        for number in range(300):
+            routed.note(f"later {number}", DOG)
+
+
+@pytest.mark.parametrize("forgets", [_misses_a_look, _is_asked_for_many_versions])
+async def test_a_withdrawn_version_is_unloaded_from_every_replica_that_has_it_loaded(
+    two: TwoReplicas, new: AdapterVersion, forgets: Callable[[Router], None]
+) -> None:
+    """The router has forgotten the version. A server that never had it is asked nothing, and another run's version stays."""
+    has_it, other = two.router.replicas
+    beside = replace(new, name="another's version")
+    has_it.note("an old version", CAT)
+    await prepare(two.router, CAT, CheckpointId(new.name), new.directory)
+    await has_it.replica.load(beside)
+    forgets(two.router)
+    assert new.name not in has_it.adapters
+    await withdraw(two.router, OpenAttempts(two.router, None), CheckpointId(new.name))  # type: ignore[arg-type]
+    assert (await has_it.replica.health()).adapters == (beside.name,)
+    assert {name: server.unloads for name, server in two.servers.items()} == {has_it.name: 1, other.name: 0}
 
 
 @dataclass

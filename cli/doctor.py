@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from cli.address import CannotListen, bind_address
 from cli.base_models import read_base_models
 from cli.data_folder_check import check_database_is_there, check_mark_and_disk
+from cli.doctor_files import examine_recorded_files
 from cli.doctor_services import examine_services
 from cli.finding import Finding
 from contracts.base_model import BaseModelFacts
@@ -36,6 +37,8 @@ def examine(settings: Settings) -> list[Finding]:
     """Check every part, change nothing, and return a finding for each."""
     database = _database(settings)
     findings = [Finding("settings", True, "valid"), _data_folder(settings, database), database, _port(settings)]
+    if database.is_well and _has_database(settings):
+        findings.append(examine_recorded_files(settings))
     if settings.redis_url is not None:
         findings += _cluster(settings, database)
     return [*findings, *examine_services(settings), *_base_models(settings)]

@@ -1,4 +1,4 @@
-"""``weft doctor`` for a cluster: Redis, PostgreSQL's connections, worker processes, and the shared data folder."""
+"""``weft doctor`` for a cluster: Redis, PostgreSQL's connections and clock, and worker processes."""
 
 import errno
 import socket
@@ -14,18 +14,13 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from cli.finding import Finding
-from ledger.payload_files import recorded_payload_files
 from migrations.upgrade import sync_url
 from store.clock import utc_now
-from store.data_folder import DataFolder
 from store.settings import Settings
 from store.tables import ProcessKind, WorkerProcess
-from tenants.recorded_folders import newest_recorded_folders
 from workers.cluster.celery_app import HOUSEKEEPING
 
 _SECONDS = 3.0
-_MOST_LOOKED_FOR = 1000
-"""Folders of one kind, or files, that are looked for."""
 _MANY_MESSAGES = 30
 _LARGE_SKEW = timedelta(seconds=2)
 _KINDS = (ProcessKind.TRAINER, ProcessKind.POOL)
@@ -45,7 +40,6 @@ def examine_cluster(settings: Settings, bases: Iterable[str], *, has_schema: boo
                 *findings,
                 _room(connection, settings, len({(one.host, one.pid) for one in processes if one.is_alive})),
                 _clock(connection),
-                _folders(connection, settings),
                 *_alive(
                     processes,
                     sorted({*bases, *(one.base_model for one in processes if one.base_model)}),
@@ -129,32 +123,6 @@ def _clock(connection: Connection) -> Finding:
         )
         return Finding("clock", True, f"{told}; {advice}", advises=True)
     return Finding("clock", True, told)
-
-
-def _folders(connection: Connection, settings: Settings) -> Finding:
-    """Check that what rows name is here: else this is not the folder that trainers and pools share."""
-    folder = DataFolder(settings.data_dir)
-    missing = [name for name in _named(connection) if not folder.path(name).exists()]
-    connection.rollback()
-    # A snapshot that was replaced meanwhile is gone, and so is the file of a payload, but no row names it any more.
-    named = _named(connection)
-    missing = [name for name in missing if name in named]
-    if missing:
-        return Finding(
-            "shared folder",
-            False,
-            f"{len(missing)} of the {len(named)} folders and payload files looked for are not in {settings.data_dir}, "
-            f"such as {missing[0]}: mount the folder that every trainer and pool shares, or restore it",
-        )
-    return Finding("shared folder", True, f"the {len(named)} folders and payload files looked for are there")
-
-
-def _named(connection: Connection) -> list[str]:
-    """Return what rows name: the newest folders, and some files of payloads."""
-    return [
-        *newest_recorded_folders(connection, _MOST_LOOKED_FOR),
-        *recorded_payload_files(connection, _MOST_LOOKED_FOR),
-    ]
 
 
 # --- processes -----------------------------------------------------------------------------------------------------

@@ -4,9 +4,11 @@ import asyncio
 import os
 import shutil
 import socket
+import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -69,7 +71,7 @@ def test_a_cluster_that_is_not_started_is_well(look: Examine) -> None:
     assert found["Redis"].text.endswith("0 processes listen on weft:wakeups")
     assert found[f"trainers of {BASE}"].text == "none is alive; start `weft worker`"
     assert found[f"pools of {BASE}"].mark == "note"
-    assert found["shared folder"].mark == found["connections"].mark == found["clock"].mark == "ok  "
+    assert found["recorded files"].mark == found["connections"].mark == found["clock"].mark == "ok  "
 
 
 def test_without_redis_nothing_of_a_cluster_is_asked(look: Examine, tmp_path: Path) -> None:
@@ -196,22 +198,42 @@ def test_a_data_folder_without_what_rows_name_is_another_one(
     """
     with psycopg.connect(migrated_postgres_url.replace("+asyncpg", "")) as connection:
         connection.execute(rows)
-    missing = look()["shared folder"]
+    missing = look()["recorded files"]
     assert not missing.is_well
     assert "snapshots/one" in missing.text
     (tmp_path / "data" / "snapshots" / "one").mkdir(parents=True)
-    assert look()["shared folder"].is_well
+    assert look()["recorded files"].is_well
     operation, insert = (
         str(uuid4()),
         "INSERT INTO operation_payloads (operation_id, tenant_id, body, file_digest) VALUES (%s, %s, '', 'd')",
     )
     with psycopg.connect(migrated_postgres_url.replace("+asyncpg", "")) as connection:
         connection.execute(insert, (operation, "t"))
-    missing = look()["shared folder"]
+    missing = look()["recorded files"]
     assert (missing.is_well, f"payloads/{operation[:2]}/{operation}" in missing.text) == (False, True)
     (tmp_path / "data" / "payloads" / operation[:2]).mkdir(parents=True)
     (tmp_path / "data" / "payloads" / operation[:2] / operation).write_bytes(b"d")
-    assert look()["shared folder"].is_well
+    assert look()["recorded files"].is_well
+
+
+def test_a_restored_sqlite_database_whose_payload_file_is_missing_is_told(
+    look: Examine, migrated_database: Path, tmp_path: Path
+) -> None:
+    copy, operation = tmp_path / "restored.db", str(uuid4())
+    shutil.copy(migrated_database, copy)
+    with closing(sqlite3.connect(copy)) as database:
+        database.execute(
+            "INSERT INTO tenants (id, name, share, created_at) VALUES ('t', 't', 1, '2026-01-01 00:00:00')"
+        )
+        payload = "INSERT INTO operation_payloads (operation_id, tenant_id, body, file_digest) VALUES (?, 't', '', 'd')"
+        database.execute(payload, (operation,))
+        database.commit()
+    single = {"database_url": f"sqlite:///{copy}", "redis_url": None}
+    missing = look(**single)["recorded files"]
+    assert (missing.is_well, operation in missing.text) == (False, True)
+    (tmp_path / "data" / "payloads" / operation[:2]).mkdir(parents=True)
+    (tmp_path / "data" / "payloads" / operation[:2] / operation).write_bytes(b"d")
+    assert look(**single)["recorded files"].is_well
 
 
 def test_a_schema_that_is_behind_fails_and_the_rest_is_still_told(look: Examine, migrated_postgres_url: str) -> None:
@@ -227,7 +249,7 @@ def test_a_schema_that_is_newer_is_well(look: Examine, migrated_postgres_url: st
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     found = look()
     assert (found["database"].mark, "newer" in found["database"].text) == ("ok  ", True)
-    assert found["shared folder"].is_well
+    assert found["recorded files"].is_well
 
 
 def test_housekeeping_is_run_beside_a_process_with_the_same_metrics_port(

@@ -364,7 +364,10 @@ def begun(service: Service, cat: Speaker, how: str) -> Iterator[Callable[[], obj
             sampling_session_seq_id=0,
             model_path=cat.paths[MEOW],
         )
-        cat.send(tokens=ENDLESS, sampler=opened.json()["sampling_session_id"])
+        sampler = opened.json()["sampling_session_id"]
+        # Its version is loaded by then: a sample that is cancelled before has no tokens to count.
+        cat.client.wait(cat.send(tokens=1, sampler=sampler))
+        cat.send(tokens=ENDLESS, sampler=sampler)
         yield lambda: cat.client.post(f"/sessions/{session}/finish").raise_for_status()
     else:
         request_id = cat.send(tokens=ENDLESS)

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import case, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from store.database_clock import database_now
 from store.inserts import dialect_insert
 from store.tables import ServicePresence
 from tenants.clock_steps import SMALLEST, mend_times_ahead
@@ -25,12 +26,16 @@ def note_interval(session_timeout: timedelta) -> timedelta:
 async def note_presence(session: AsyncSession, *, now: datetime, session_timeout: timedelta) -> None:
     """Record that clients can reach this process now. After a few missed notes, the service is back from a silence.
 
-    A last note that lies ahead is that of a clock which was set back: what it has left ahead is mended.
+    A last note that lies ahead is that of a clock which was set back: what it has left ahead is mended. Or this process was
+    frozen, and ``now`` is old: the database's own time tells, which nobody notes meanwhile.
     """
     ahead = select(ServicePresence.present_at).where(ServicePresence.present_at > now + SMALLEST).with_for_update()
     was_at = await session.scalar(ahead)
     if was_at is not None:
-        await mend_times_ahead(session, was_at=was_at, now=now)
+        told = now
+        now = await database_now(session, lambda: told)
+        if was_at > now + SMALLEST:
+            await mend_times_ahead(session, was_at=was_at, now=now)
     insert = dialect_insert(session, ServicePresence).values(number=_THE_ROW, present_at=now, back_at=now)
     is_back = or_(
         ServicePresence.present_at < now - _MISSED * note_interval(session_timeout), ServicePresence.back_at > now

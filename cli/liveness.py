@@ -9,6 +9,8 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from cli.child_pipe import ChildPipe
+
 DESCRIPTOR = "SUPERVISOR_LIVENESS_FD"
 """Environment variable with the number of the pipe's end to write to. Without it nobody watches."""
 BEAT_SECONDS = 1.0
@@ -39,25 +41,14 @@ async def _beat(descriptor: int) -> None:
             await asyncio.sleep(BEAT_SECONDS)
 
 
-class LivenessPipe:
+class LivenessPipe(ChildPipe):
     """A pipe for the signs of life of one child. Looks are counted, not time: a frozen supervisor takes no child for dead."""
 
     def __init__(self) -> None:
         """Raise ``OSError`` when no more files can be open."""
-        self._reading, self.writing = os.pipe()
+        super().__init__()
         os.set_blocking(self._reading, False)
         os.set_blocking(self.writing, False)
-
-    def started(self) -> None:
-        """Close the child's end here, which the child has by now."""
-        if self.writing >= 0:
-            os.close(self.writing)
-        self.writing = -1
-
-    def close(self) -> None:
-        """Close the pipe."""
-        self.started()
-        os.close(self._reading)
 
     async def until_silent(self, seconds: float) -> None:
         """Return once no sign of life has come for ``seconds``."""

@@ -4,30 +4,16 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 
+from cli.child_pipe import ChildPipe
+
 _LINE_BYTES = 2**20
 
 
-class OutputPipe:
+class OutputPipe(ChildPipe):
     """A pipe for the output of one child, whose own processes write to it, too.
 
     Reading can end while one of these lives on, which the pipe of a ``Process`` does not allow.
     """
-
-    def __init__(self) -> None:
-        """Raise ``OSError`` when no more files can be open."""
-        self._reading, self.writing = os.pipe()
-
-    def started(self) -> None:
-        """Close the child's end here, which the child has by now."""
-        if self.writing >= 0:
-            os.close(self.writing)
-        self.writing = -1
-
-    def close(self) -> None:
-        """Close the pipe, whose lines nobody reads any more."""
-        self.started()
-        if self._reading >= 0:
-            os.close(self._reading)
 
     async def lines(self) -> AsyncIterator[bytes]:
         """Yield the lines up to the end of the last process that writes, and close the pipe. Call it once.

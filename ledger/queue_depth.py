@@ -22,14 +22,12 @@ from tenants.rates import Meter, is_paced, rate_joined, rates
 
 QUEUE_SECONDS = 5.0
 """Seconds between two queries. Scraping the metrics sends no query."""
-
-
 _AT = bindparam("at", type_=Double)
 
 
 def _pending(kinds: ColumnElement[bool], meter: Meter, cost: ColumnElement[int]) -> Select[Any]:
     suspended = select(tenants.c.id).where(tenants.c.suspended_at.is_not(None))
-    is_kept = or_(
+    on_purpose = or_(
         operations.c.held_by.is_not(None),
         operations.c.tenant_id.in_(suspended),
         func.coalesce(is_paced(operations.c.rate_mark, cost, _AT), False),
@@ -41,8 +39,8 @@ def _pending(kinds: ColumnElement[bool], meter: Meter, cost: ColumnElement[int])
             operations.c.kind,
             operations.c.base_model,
             func.count().label("pending"),
-            func.count().filter(is_kept).label("held"),
-            func.min(operations.c.created_at).filter(~is_kept).label("oldest"),
+            func.count().filter(on_purpose).label("held"),
+            func.min(operations.c.created_at).filter(~on_purpose).label("oldest"),
         )
         .select_from(operations.outerjoin(rates, rate_joined(operations.c.tenant_id, meter)))
         .where(IS_PENDING, kinds)

@@ -120,7 +120,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def read_authorities_once() -> Iterator[None]:
-    """Share one SSL context between clients, whom nobody serves TLS here: httpx reads all authorities for each new client."""
+    """Read the certificates of authorities once: httpx reads them for each new client, and no test speaks TLS by it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(httpx._transports.default, "create_ssl_context", functools.cache(httpx.create_ssl_context))
         yield
